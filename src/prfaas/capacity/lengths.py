@@ -1,0 +1,176 @@
+"""Distributions of uncached prompt lengths, as the capacity model asks about them."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import accumulate
+from statistics import NormalDist
+
+import attrs
+
+from prfaas.errors import ConfigError
+
+_SIMPSON_INTERVALS = 128
+
+
+class LengthDistribution(ABC):
+    """The law of the uncached length L of a request, in tokens.
+
+    "Above" is L > t and "below" is L <= t. An expectation over an empty side is None.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def min_tokens(self) -> float:
+        """The shortest length."""
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> float:
+        """The longest length."""
+
+    @abstractmethod
+    def share_above(self, threshold_tokens: float) -> float:
+        """P(L > t)."""
+
+    @abstractmethod
+    def expect_above(
+        self, function: Callable[[float], float], threshold_tokens: float
+    ) -> float | None:
+        """E[f(L) | L > t]."""
+
+    @abstractmethod
+    def expect_below(
+        self, function: Callable[[float], float], threshold_tokens: float
+    ) -> float | None:
+        """E[f(L) | L <= t]."""
+
+    def mean_above(self, threshold_tokens: float) -> float | None:
+        """E[L | L > t], the paper's l_long."""
+        return self.expect_above(lambda num_tokens: num_tokens, threshold_tokens)
+
+    def mean_below(self, threshold_tokens: float) -> float | None:
+        """E[L | L <= t], the paper's l_short."""
+        return self.expect_below(lambda num_tokens: num_tokens, threshold_tokens)
+
+
+@attrs.frozen(kw_only=True)
+class LogNormalLengths(LengthDistribution):
+    """A log-normal law cut to ``[min_tokens, max_tokens]``; ``mu`` and ``sigma`` are of ln L."""
+
+    mu: float
+    sigma: float = attrs.field()
+    min_tokens: float = attrs.field()
+    max_tokens: float = attrs.field()
+
+    @sigma.validator
+    def _check_sigma(self, _: object, value: float) -> None:
+        if not value > 0:
+            raise ConfigError(f"sigma is {value}; it must be greater than 0")
+
+    @max_tokens.validator
+    def _check_range(self, _: object, value: float) -> None:
+        if not 0 < self.min_tokens < value:
+            raise ConfigError(
+                f"lengths range from {self.min_tokens} to {value}; need 0 < min_tokens < max_tokens"
+            )
+
+    def share_above(self, threshold_tokens: float) -> float:
+        low, high = self._cdf(self.min_tokens), self._cdf(self.max_tokens)
+        clipped = min(max(threshold_tokens, self.min_tokens), self.max_tokens)
+        return (high - self._cdf(clipped)) / (high - low)
+
+    def expect_above(
+        self, function: Callable[[float], float], threshold_tokens: float
+    ) -> float | None:
+        return self._expect(function, max(threshold_tokens, self.min_tokens), self.max_tokens)
+
+    def expect_below(
+        self, function: Callable[[float], float], threshold_tokens: float
+    ) -> float | None:
+        return self._expect(function, self.min_tokens, min(threshold_tokens, self.max_tokens))
+
+    def _cdf(self, num_tokens: float) -> float:
+        return NormalDist(self.mu, self.sigma).cdf(math.log(num_tokens))
+
+    def _expect(self, function: Callable[[float], float], low: float, high: float) -> float | None:
+        """Conditional mean on ``[low, high]`` by Simpson's rule over ln L."""
+        if not low < high:
+            return None
+        start, density = math.log(low), NormalDist(self.mu, self.sigma).pdf
+        step = (math.log(high) - start) / _SIMPSON_INTERVALS
+        total = weighted = 0.0
+        for i in range(_SIMPSON_INTERVALS + 1):
+            x = start + i * step
+            weight = density(x) * (1 if i in (0, _SIMPSON_INTERVALS) else 2 + 2 * (i % 2))
+            total += weight
+            weighted += weight * function(math.exp(x))
+        return weighted / total
+
+
+def _sorted_lengths(values: tuple[int, ...]) -> tuple[int, ...]:
+    lengths = tuple(sorted(values))
+    if not lengths or lengths[0] < 1:
+        raise ConfigError(
+            f"got {len(lengths)} lengths, the shortest {min(lengths, default=None)}; "
+            "at least 1 is needed, each of at least 1 token"
+        )
+    return lengths
+
+
+@attrs.frozen
+class EmpiricalLengths(LengthDistribution):
+    """Every observed length with equal weight, e.g. the uncached lengths of a trace."""
+
+    lengths: tuple[int, ...] = attrs.field(
+        converter=_sorted_lengths, repr=lambda lengths: f"<{len(lengths)} lengths>"
+    )
+    _sums: tuple[int, ...] = attrs.field(init=False, repr=False, eq=False)
+
+    @_sums.default
+    def _prefix_sums(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.lengths, initial=0))
+
+    @property
+    def min_tokens(self) -> float:
+        return self.lengths[0]
+
+    @property
+    def max_tokens(self) -> float:
+        return self.lengths[-1]
+
+    def share_above(self, threshold_tokens: float) -> float:
+        return 1 - self._num_below(threshold_tokens) / len(self.lengths)
+
+    def expect_above(
+        self, function: Callable[[float], float], threshold_tokens: float
+    ) -> float | None:
+        return self._expect(function, self._num_below(threshold_tokens), len(self.lengths))
+
+    def expect_below(
+        self, function: Callable[[float], float], threshold_tokens: float
+    ) -> float | None:
+        return self._expect(function, 0, self._num_below(threshold_tokens))
+
+    def mean_above(self, threshold_tokens: float) -> float | None:
+        return self._mean(self._num_below(threshold_tokens), len(self.lengths))
+
+    def mean_below(self, threshold_tokens: float) -> float | None:
+        return self._mean(0, self._num_below(threshold_tokens))
+
+    def _num_below(self, threshold_tokens: float) -> int:
+        return bisect.bisect_right(self.lengths, threshold_tokens)
+
+    def _expect(self, function: Callable[[float], float], start: int, stop: int) -> float | None:
+        if start == stop:
+            return None
+        return math.fsum(map(function, self.lengths[start:stop])) / (stop - start)
+
+    def _mean(self, start: int, stop: int) -> float | None:
+        """The mean from prefix sums, so that a search over thresholds is cheap on long traces."""
+        return None if start == stop else (self._sums[stop] - self._sums[start]) / (stop - start)

@@ -1,0 +1,1 @@
+"""Engines and servers that prfaas plugs into; each behind its own extra."""

@@ -1,0 +1,163 @@
+"""What the jobs of one worker share: cache, memory, engine thread, schedule, and counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import attrs
+
+from prfaas.cache import PoolGeometry
+from prfaas.core import (
+    BlockHash,
+    ClusterId,
+    ClusterKind,
+    Handoff,
+    NodeId,
+    Role,
+)
+from prfaas.errors import ConfigError
+from prfaas.hashing import block_hashes, hash_granules, root_hash
+from prfaas.runtime.schedule import StepSchedule
+from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
+from prfaas.spec import ModelSpec
+from prfaas.store import PoolMemory
+from prfaas.transfer import EntryLayout
+
+T = TypeVar("T")
+LandingHook = Callable[[EntryLayout, EntryMemory, Reservation], None]
+"""Test hook: sees, and may change, an entry between its landing and its installation."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerConfig:
+    """One worker.
+
+    Attributes:
+        node_id, cluster_id, kind: who it is.
+        role: what it admits at first; the balancer may change it.
+        epoch: grows with every start of the node.
+        handoff: convention for the state; equal on all nodes.
+        lease_s: a transfer without progress for so long is given up.
+        put_bytes: pieces of an entry are sent once so many bytes are ready, or at the end.
+        max_requests: requests held at a time; more are refused with a reason.
+        report_s: period of link samples and lease renewals.
+    """
+
+    node_id: NodeId
+    cluster_id: ClusterId
+    kind: ClusterKind
+    role: Role = attrs.field()
+    epoch: int = 1
+    handoff: Handoff = Handoff.AFTER_PROMPT
+    lease_s: float = 30.0
+    put_bytes: int = 512 << 10
+    max_requests: int = 256
+    report_s: float = 0.1
+
+    @role.validator
+    def _check_role(self, _: object, role: Role) -> None:
+        if self.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
+            raise ConfigError(
+                f"node {self.node_id!r} of a PRFAAS cluster has role {role.value}; such clusters "
+                f"only prefill"
+            )
+
+
+class Node:
+    """Resources of a worker. Owned by its event loop; only `in_engine` leaves it.
+
+    Args:
+        config: who this worker is.
+        engine: used by one thread at a time.
+        cache: bookkeeping of blocks.
+        pool: the bytes of these blocks.
+        clock: monotonic seconds.
+        landing_hook: test hook.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        engine: Engine,
+        cache: HybridKVCache,
+        pool: PoolMemory,
+        *,
+        clock: Callable[[], float],
+        landing_hook: LandingHook | None = None,
+    ) -> None:
+        if pool.geometry.spec.fingerprint() != engine.spec.fingerprint():
+            raise ConfigError(
+                f"the pool is cut for {pool.geometry.spec.name}, the engine runs "
+                f"{engine.spec.name}; make the geometry from engine.spec"
+            )
+        self.config = config
+        self.engine = engine
+        self.spec: ModelSpec = engine.spec
+        self.cache = cache
+        self.pool = pool
+        self.clock = clock
+        self.landing_hook = landing_hook
+        self.schedule = StepSchedule()
+        self.role = config.role
+        self.counters: Counter[str] = Counter()
+        self.work_arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"engine-{config.node_id}")
+
+    @property
+    def geometry(self) -> PoolGeometry:
+        return self.pool.geometry
+
+    @property
+    def memory(self) -> Memory:
+        return self.pool.memory
+
+    def hashes(self, tokens: tuple[int, ...], tenant: str) -> tuple[BlockHash, ...]:
+        """One hash per complete block of ``tokens``."""
+        root = root_hash(self.spec.fingerprint(), tenant.encode())
+        granules = hash_granules(root, tokens, self.spec.granule_tokens)
+        return block_hashes(granules, self.geometry.block_size // self.spec.granule_tokens)
+
+    async def in_engine(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in the engine's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def wake(self) -> None:
+        """Tells the engine loop that the schedule has work."""
+        self.work_arrived.set()
+
+    def counts(self) -> dict[str, int]:
+        """Everything that can be counted, for status and leak checks."""
+        usage = self.cache.usage()
+        return {
+            **self.counters,
+            "slabs": usage.num_slabs,
+            "free_slabs": usage.num_free_slabs,
+            "blocks": sum(usage.blocks.values()),
+            "indexed_blocks": sum(usage.indexed.values()),
+            "reserved_blocks": sum(usage.reserved.values()),
+            "requests": usage.num_requests,
+            "leases": usage.num_leases,
+        }
+
+    def effective_config(self) -> Mapping[str, str]:
+        """What is really in force, for the status report."""
+        segment = self.engine.segment_tokens
+        exact = self.geometry.block_size % segment == 0
+        return {
+            "model": self.spec.name,
+            "fingerprint": self.spec.fingerprint().hex(),
+            "role": self.role.value,
+            "handoff": self.config.handoff.value,
+            "block_size": str(self.geometry.block_size),
+            "segment_tokens": str(segment),
+            "resumed_prefill": "bit-equal" if exact else "equal within rounding",
+            "pool_bytes": str(self.geometry.pool_bytes),
+        }
+
+    def close(self) -> None:
+        """Ends the engine's thread after its current step."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

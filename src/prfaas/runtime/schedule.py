@@ -1,0 +1,65 @@
+"""Which step an engine runs next: pure, so that a simulator can use it too."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from prfaas.errors import ConfigError
+
+
+@attrs.frozen
+class PrefillStep:
+    """Run one prefill segment of this request."""
+
+    key: str
+
+
+@attrs.frozen
+class DecodeStep:
+    """Run one decode step of this request."""
+
+    key: str
+
+
+class StepSchedule:
+    """Prefill first come first served, decode round robin, and a fair alternation between them.
+
+    After each prefill segment every decoding request gets ``decode_rounds`` steps before the next segment,
+    so that a long prompt on a MIXED node delays tokens by one segment at most.
+    """
+
+    def __init__(self, *, decode_rounds: int = 1) -> None:
+        if decode_rounds < 1:
+            raise ConfigError(f"decode_rounds is {decode_rounds}; it must be at least 1")
+        self._decode_rounds = decode_rounds
+        self._prefills: deque[str] = deque()
+        self._decodes: deque[str] = deque()
+        self._owed = 0
+
+    def add_prefill(self, key: str) -> None:
+        self._prefills.append(key)
+
+    def add_decode(self, key: str) -> None:
+        self._decodes.append(key)
+
+    def remove(self, key: str) -> None:
+        """Forgets a request, wherever it stands. Idempotent."""
+        for queue in (self._prefills, self._decodes):
+            if key in queue:
+                queue.remove(key)
+
+    def next_step(self) -> PrefillStep | DecodeStep | None:
+        """The step to run now, or None when there is no work. Decoding requests take turns."""
+        if self._decodes and (self._owed or not self._prefills):
+            self._owed = max(0, self._owed - 1)
+            self._decodes.rotate(-1)
+            return DecodeStep(self._decodes[-1])
+        if self._prefills:
+            self._owed = self._decode_rounds * len(self._decodes)
+            return PrefillStep(self._prefills[0])
+        return None
+
+    def __repr__(self) -> str:
+        return f"<StepSchedule prefills={len(self._prefills)} decodes={len(self._decodes)}>"

@@ -1,0 +1,192 @@
+"""The Transport seam: small control frames, and puts into memory that the receiver named.
+
+The receiver exposes a *window*: a linear byte space laid over spans of its own registered memory. It
+sends the window's reference to the peer inside a control frame; the peer puts ranges into it. Since
+the destination is known before the bytes are read, nothing is staged, and one-sided fabrics can
+serve the same contract.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+
+import attrs
+
+from prfaas.core import PROTOCOL_VERSION, Handoff, NodeId
+from prfaas.errors import ConfigError
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Memory:
+    """One contiguous piece of memory that may take part in transfers.
+
+    Attributes:
+        address: virtual address of the first byte, on ``device``.
+        num_bytes: length.
+        device: ``"cpu"`` or the name of an accelerator.
+        buffer: writable memoryview (format ``B``) of the same bytes where the host can touch them.
+            The memory must outlive every transfer that names it.
+    """
+
+    address: int
+    num_bytes: int
+    device: str = "cpu"
+    buffer: memoryview | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
+class Span:
+    """``num_bytes`` bytes at ``offset`` of a `Memory`."""
+
+    offset: int
+    num_bytes: int
+
+
+@attrs.frozen
+class WindowRef:
+    """The receiver's name for a window; opaque to the sender, carried in control frames.
+
+    ``token`` is not guessable: knowing it is the permission to write ``num_bytes`` bytes.
+    """
+
+    token: bytes
+    num_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class Hello:
+    """What each side declares when a channel opens. Differences are found here or never.
+
+    Attributes:
+        node_id: name of the node.
+        epoch: changes when the node restarts; handles of an older epoch are refused.
+        fingerprint: `ModelSpec.fingerprint` of the cache that this node speaks for.
+        model: human name of the model, for messages.
+        granule_tokens: tokens per hash granule.
+        layout: tag of the canonical order of bytes in a window.
+        handoff: where the recurrent state stands when a request changes sides.
+        protocol_version: version of frames and control messages.
+    """
+
+    node_id: NodeId
+    epoch: int = attrs.field()
+    fingerprint: bytes
+    model: str = ""
+    granule_tokens: int = 64
+    layout: str = "group.layer.token"
+    handoff: Handoff = Handoff.AFTER_PROMPT
+    protocol_version: int = PROTOCOL_VERSION
+
+    @epoch.validator
+    def _check_epoch(self, _: object, value: int) -> None:
+        if not 0 <= value < 2**63:
+            raise ConfigError(f"epoch is {value}; it must fit 63 bits")
+
+
+@attrs.frozen(kw_only=True)
+class Delivery:
+    """Bytes that arrived at the peer while this channel always had more to send.
+
+    Attributes:
+        num_bytes: payload bytes acknowledged in the interval.
+        start_s, end_s: the interval, on the transport's clock; round-trip time is taken off.
+    """
+
+    num_bytes: int
+    start_s: float
+    end_s: float
+
+
+class Channel(ABC):
+    """A connection to one peer. One sender and one receiver of frames at a time; puts may overlap."""
+
+    @property
+    @abstractmethod
+    def local(self) -> Hello:
+        """What we declared."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> Hello:
+        """What the peer declared; already checked against ours."""
+
+    @abstractmethod
+    async def send(self, frame: bytes) -> None:
+        """Queues one control frame, in order. Returns when it may be forgotten by the caller.
+
+        Raises: ChannelClosed, ChannelBroken; ConfigError if the frame exceeds the frame limit.
+        """
+
+    @abstractmethod
+    async def receive(self) -> bytes:
+        """Next control frame. Raises ChannelClosed (we closed), ChannelBroken (they did, or sent
+        garbage), ChannelBusy (another task is receiving)."""
+
+    @abstractmethod
+    def expose(self, memory: Memory, spans: Sequence[Span]) -> WindowRef:
+        """Opens a window over ``spans``, concatenated in this order, for this peer only."""
+
+    @abstractmethod
+    async def withdraw(self, window: WindowRef) -> None:
+        """Closes a window. When it returns, no byte will be written through it any more; a late put
+        is refused. Idempotent."""
+
+    @abstractmethod
+    async def put(
+        self, window: WindowRef, offset: int, memory: Memory, spans: Sequence[Span]
+    ) -> None:
+        """Writes the concatenation of ``spans`` at ``offset`` of the peer's window.
+
+        Returns when the bytes are at their destination and verified there. The source may be
+        overwritten only then. Puts may run concurrently; order among them is not kept.
+
+        Raises: PutRefused (unknown or withdrawn window, out of bounds), IntegrityError,
+        ChannelBroken, ChannelClosed. After PutRefused and IntegrityError the channel still works.
+        """
+
+    @abstractmethod
+    def take_deliveries(self) -> tuple[Delivery, ...]:
+        """Link-rate samples since the last call."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Flushes frames and ends the channel. Idempotent."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends the channel now, for destructors and failures. Idempotent."""
+
+
+OnChannel = Callable[[Channel], Awaitable[None]]
+
+
+class Listener(ABC):
+    """An address that accepts channels until it is closed."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The address that peers dial, with the real port."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stops listening and aborts the channels it accepted. Idempotent."""
+
+
+class Transport(ABC):
+    """Makes channels for one address scheme."""
+
+    @abstractmethod
+    async def listen(self, address: str, hello: Hello, on_channel: OnChannel) -> Listener:
+        """Listens; each accepted and checked channel runs ``on_channel`` in its own task.
+
+        Raises: AddressError, ListenError.
+        """
+
+    @abstractmethod
+    async def connect(self, address: str, hello: Hello) -> Channel:
+        """Dials and shakes hands.
+
+        Raises: AddressError, ConnectError, PeerMismatch.
+        """

@@ -1,0 +1,1 @@
+"""Conformance functions for third-party implementations; no test framework needed."""

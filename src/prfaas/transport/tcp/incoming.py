@@ -1,0 +1,110 @@
+"""The receiving side of puts: payloads go from the socket straight into the window."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+from prfaas.transport.tcp.lanes import Lane, LaneThreads
+from prfaas.transport.tcp.sockets import drain, receive_views
+from prfaas.transport.views import checksum
+from prfaas.transport.windows import WindowTable
+from prfaas.wire.frames import (
+    PUT_HEADER_BYTES,
+    NackReason,
+    PutHeader,
+    decode_put,
+    encode_ack,
+    encode_nack,
+)
+
+_MAX_HELD_ANSWERS = 8
+
+
+class IncomingPuts:
+    """Receives puts on the lanes of one channel. A lane gets its thread with its first byte.
+
+    Args:
+        lanes: connected, in the hands of this object until `close`.
+        threads: where they run; also reports failures.
+        windows: where bytes may land.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], threads: LaneThreads, windows: WindowTable) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lanes = lanes
+        self._threads = threads
+        self._windows = windows
+        self._closed = False
+        for lane in lanes:
+            self._loop.add_reader(lane.sock, self._start, lane)
+
+    def __repr__(self) -> str:
+        return f"<IncomingPuts {len(self._lanes)} lanes, {self._windows!r}>"
+
+    def close(self) -> None:
+        """Lets go of the lanes. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for lane in self._lanes:
+            self._loop.remove_reader(lane.sock)
+            lane.hang_up()
+            lane.release()
+
+    def _start(self, lane: Lane) -> None:
+        self._loop.remove_reader(lane.sock)
+        self._threads.start(lane, LaneReceiver(self._windows).step)
+
+
+class LaneReceiver:
+    """Lands the puts of one lane, one after the other; runs in the lane's thread.
+
+    Answers go out as soon as the socket has nothing more to read, and after 8 puts at the latest: a
+    sender that is ahead of us does not gain from every single one, and pays for each.
+    """
+
+    def __init__(self, windows: WindowTable) -> None:
+        self._windows = windows
+        self._header = bytearray(PUT_HEADER_BYTES)
+        self._answers: list[bytes] = []
+
+    def step(self, sock: socket.socket) -> bool:
+        """Receives one put. Raises: OSError, RemoteProtocolError."""
+        self._receive_header(sock)
+        put = decode_put(self._header)
+        reason = self._land(sock, put)
+        answer = encode_ack(put.sequence) if reason is None else encode_nack(put.sequence, reason)
+        self._answers.append(answer)
+        return True
+
+    def _receive_header(self, sock: socket.socket) -> None:
+        header, got = memoryview(self._header), 0
+        if self._answers:
+            try:
+                got = sock.recv_into(header, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                got = 0
+            if got < PUT_HEADER_BYTES or len(self._answers) >= _MAX_HELD_ANSWERS:
+                sock.sendall(b"".join(self._answers))
+                self._answers.clear()
+        while got < PUT_HEADER_BYTES:
+            count = sock.recv_into(header[got:], 0, socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionResetError("peer closed a data connection")
+            got += count
+
+    def _land(self, sock: socket.socket, put: PutHeader) -> NackReason | None:
+        found = self._windows.begin(put.token, put.offset, put.num_bytes)
+        if isinstance(found, NackReason):
+            drain(sock, put.num_bytes)
+            return found
+        window, views = found
+        try:
+            receive_views(sock, views, put.num_bytes)
+            if put.checksum is not None and checksum(views) != put.checksum:
+                return NackReason.CHECKSUM
+        finally:
+            self._windows.finish(put.token, window)
+        return None

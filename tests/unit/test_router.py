@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import attrs
+import pytest
+
+from prfaas.core import BlockHash, ClusterId, ClusterKind, NodeId, RequestId, Role
+from prfaas.errors import CapacityError
+from prfaas.policy import (
+    GlobalPrefixIndex,
+    LinkEstimator,
+    LoadLedger,
+    ThresholdController,
+    ThresholdRouter,
+)
+from prfaas.seams import (
+    CacheEvent,
+    NodeDown,
+    NodeHit,
+    NodeUp,
+    NodeView,
+    RequestOutcome,
+    RoutedRequest,
+    RouteReason,
+    RoutingDecision,
+)
+from prfaas.spec import preset
+from prfaas.testing.router import StillView, check_router
+
+SPEC = preset("paper-1t")
+T = 19_000
+R1, R2, P1, P2, D1, D2 = (NodeId(name) for name in ("r1", "r2", "p1", "p2", "d1", "d2"))
+
+
+def make_router(*, threshold_tokens: int = T) -> ThresholdRouter:
+    """A router whose band pins t."""
+    band = (threshold_tokens, threshold_tokens)
+    return ThresholdRouter(SPEC, ThresholdController(SPEC, band=band))
+
+
+def node(node_id: NodeId, **load: object) -> NodeView:
+    kind = ClusterKind.PRFAAS if node_id.startswith("r") else ClusterKind.PD
+    role = {"d": Role.DECODE, "m": Role.MIXED}.get(node_id[0], Role.PREFILL)
+    view = NodeView(
+        node_id=node_id,
+        cluster_id=ClusterId(kind.value),
+        kind=kind,
+        role=role,
+        epoch=1,
+        num_active=0,
+        queued_tokens=0,
+        prefill_tokens_per_s=None,
+        decode_step_s=None,
+    )
+    return attrs.evolve(view, **load)  # type: ignore[arg-type]
+
+
+def view(*nodes: NodeView, hits: dict[NodeId, int] | None = None, **options: object) -> StillView:
+    everything = nodes or tuple(node(n) for n in (R1, R2, P1, P2, D1, D2))
+    usable = {
+        n: NodeHit(num_cached_tokens=hit, num_held_tokens=hit) for n, hit in (hits or {}).items()
+    }
+    return StillView(views=everything, hits=usable, **options)  # type: ignore[arg-type]
+
+
+def route(
+    view: StillView | LoadLedger,
+    num_tokens: int,
+    *,
+    rng: Random | None = None,
+    excluded: frozenset[NodeId] = frozenset(),
+    hashes: tuple[BlockHash, ...] = (),
+    name: str = "r",
+) -> RoutingDecision:
+    request = RoutedRequest(
+        request_id=RequestId(name), num_tokens=num_tokens, excluded=excluded, granule_hashes=hashes
+    )
+    return make_router().route(request, view, 0.0, rng or Random(0))
+
+
+def test_the_router_conforms() -> None:
+    check_router(make_router)
+    check_router(lambda: ThresholdRouter(SPEC, ThresholdController(SPEC, band=(1000, 50_000))))
+
+
+def test_H40_the_boundary_is_local_and_one_token_more_is_remote() -> None:
+    local, remote = route(view(), T), route(view(), T + 1)
+    assert (local.reason, local.offloaded, local.routed_tokens) == (RouteReason.SHORT, False, T)
+    assert (remote.reason, remote.offloaded, remote.routed_tokens) == (
+        RouteReason.LONG,
+        True,
+        T + 1,
+    )
+    assert local.prefill_node in {P1, P2}
+    assert remote.prefill_node in {R1, R2}
+
+
+def test_H40_a_long_cached_follow_up_stays_local() -> None:
+    decision = route(view(hits={P2: 100_000}), 101_000)
+    assert (decision.reason, decision.prefill_node) == (RouteReason.SHORT, P2)
+    assert (decision.cached_tokens, decision.uncached_tokens) == (100_000, 1000)
+    assert decision.routed_tokens == 1000
+    boundary = view(hits={P2: 100_000 - T})
+    assert route(boundary, 100_000).offloaded is False
+    assert route(boundary, 100_001).offloaded is True
+
+
+def test_the_caches_of_the_clusters_are_judged_apart() -> None:
+    decision = route(view(hits={R2: 60_000, P1: 6400}), 64_000)
+    assert (decision.reason, decision.routed_tokens) == (RouteReason.LONG, 57_600)
+    assert (decision.prefill_node, decision.cached_tokens) == (R2, 60_000)
+    assert decision.uncached_tokens == 4000
+
+
+def test_the_length_is_that_of_the_best_local_hit_even_when_its_node_is_busy() -> None:
+    busy = view(
+        node(P1, queued_tokens=10**6), node(P2), node(D1), node(R1), hits={P1: 100_032}
+    )
+    decision = route(busy, 101_000)
+    assert (decision.reason, decision.routed_tokens) == (RouteReason.SHORT, 968)
+    assert (decision.prefill_node, decision.uncached_tokens) == (P2, 101_000)
+
+
+def test_a_hit_of_a_decode_node_or_a_down_node_does_not_shorten_the_request() -> None:
+    hits = {D1: 50_000, NodeId("p9"): 50_000}
+    decision = route(view(hits=hits), 51_000)
+    assert (decision.offloaded, decision.routed_tokens) == (True, 51_000)
+
+
+def test_the_decode_node_has_the_fewest_requests_then_the_most_rows() -> None:
+    d1, d2 = node(D1, num_active=1), node(D2)
+    assert route(view(node(P1), d1, d2, hits={D1: 9000}), 10_000).decode_node == D2
+    equal = view(node(P1), node(D1), node(D2), hits={D2: 9000})
+    assert {route(equal, 10_000, rng=Random(i)).decode_node for i in range(20)} == {D2}
+
+
+def test_only_rows_that_the_decode_node_lacks_are_predicted_to_travel() -> None:
+    decision = route(view(hits={D1: 6400}), 64_000)
+    assert (decision.decode_node, decision.held_tokens) == (D1, 6400)
+    assert decision.predicted_bytes == SPEC.kv_bytes_delta(64_000, 6400)
+    assert decision.predicted_bytes < SPEC.kv_bytes(64_000)
+
+
+def test_a_mixed_node_prefills_what_it_decodes_and_ships_nothing() -> None:
+    m1, m2 = NodeId("m1"), NodeId("m2")
+    decision = route(view(node(m1), node(m2), hits={m2: 640}), 1000)
+    assert decision.decode_node == decision.prefill_node == m2
+    assert decision.predicted_bytes == 0
+    assert decision.cached_tokens == 640
+
+
+def test_H37_the_busy_node_with_an_empty_cache_loses() -> None:
+    for hits in ({P2: 6400}, {}):
+        choice = view(node(P1, queued_tokens=50_000), node(P2), node(D1), hits=hits)
+        assert route(choice, 10_000).prefill_node == P2
+
+
+def test_H37_load_counts_in_tokens_not_in_requests() -> None:
+    one_long = node(P1, num_active=1, queued_tokens=100_000)
+    ten_short = node(P2, num_active=10, queued_tokens=1000)
+    assert route(view(one_long, ten_short, node(D1)), 5000).prefill_node == P2
+    one_long, ten_short = attrs.evolve(one_long, node_id=R1), attrs.evolve(ten_short, node_id=R2)
+    remote = [attrs.evolve(n, kind=ClusterKind.PRFAAS) for n in (one_long, ten_short)]
+    assert route(view(*remote, node(P1), node(D1)), 50_000).prefill_node == R2
+
+
+def test_a_cache_attracts_as_far_as_it_saves_more_than_the_queue_costs() -> None:
+    def chosen(queued_tokens: int) -> NodeId:
+        nodes = node(R1, queued_tokens=queued_tokens), node(R2), node(P1), node(D1)
+        return route(view(*nodes, hits={R1: 32_000}), 64_000).prefill_node
+
+    assert chosen(31_999) == R1
+    assert chosen(32_001) == R2
+
+
+def test_H37_misses_are_spread_over_equal_nodes() -> None:
+    rng = Random(4)
+    four = view(*(node(NodeId(f"p{i}")) for i in range(4)), node(D1), node(D2))
+    counts = Counter(route(four, 1000, rng=rng).prefill_node for _ in range(400))
+    assert len(counts) == 4
+    assert all(60 <= count <= 140 for count in counts.values())
+    decoders = Counter(route(four, 1000, rng=rng).decode_node for _ in range(400))
+    assert all(140 <= decoders[d] <= 260 for d in (D1, D2))
+    remote = view(*(node(NodeId(f"r{i}")) for i in range(4)), node(P1), node(D1))
+    counts = Counter(route(remote, 50_000, rng=rng).prefill_node for _ in range(400))
+    assert all(60 <= counts[NodeId(f"r{i}")] <= 140 for i in range(4))
+
+
+def test_without_prfaas_nodes_long_requests_stay_local_and_say_so() -> None:
+    decision = route(view(node(P1), node(D1)), 64_000)
+    assert (decision.reason, decision.offloaded) == (RouteReason.REMOTE_DOWN, False)
+    excluded = frozenset({R1, R2})
+    assert route(view(), 64_000, excluded=excluded).reason is RouteReason.REMOTE_DOWN
+
+
+def test_without_local_prefill_short_requests_go_remote_and_say_so() -> None:
+    remote_only = view(node(R1), node(D1))
+    decision = route(remote_only, 100)
+    assert (decision.reason, decision.offloaded) == (RouteReason.LOCAL_DOWN, True)
+    assert route(remote_only, 64_000).reason is RouteReason.LONG
+    assert route(view(), 100, excluded=frozenset({P1, P2})).reason is RouteReason.LOCAL_DOWN
+
+
+def test_excluded_nodes_are_neither_used_nor_counted_on() -> None:
+    hits = {P1: 60_032, D1: 60_032}
+    decision = route(view(hits=hits), 61_000, excluded=frozenset({P1, D1}))
+    assert (decision.decode_node, decision.routed_tokens) == (D2, 61_000)
+    assert decision.held_tokens == 0
+    decision = route(view(hits={R1: 60_032}), 61_000, excluded=frozenset({R1}))
+    assert (decision.prefill_node, decision.cached_tokens) == (R2, 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "lack", "num_up"),
+    [
+        ((), "decode", 0),
+        ((R1, R2, P1), "decode", 3),
+        ((D1, D2), "prefill", 2),
+        ((R1,), "decode", 1),
+    ],
+)
+def test_no_room_is_an_error_with_counts(names: tuple[NodeId, ...], lack: str, num_up: int) -> None:
+    nodes = StillView(views=[node(n) for n in names])
+    message = f"no node can {lack} request 'r': {num_up} nodes are up, 0 of them excluded"
+    with pytest.raises(CapacityError, match=message):
+        route(nodes, 1000)
+
+
+def test_no_room_after_exclusions_says_how_many() -> None:
+    with pytest.raises(CapacityError, match="6 nodes are up, 2 of them excluded"):
+        route(view(), 1000, excluded=frozenset({D1, D2}))
+
+
+def test_a_refusal_changes_nothing() -> None:
+    router = ThresholdRouter(SPEC, ThresholdController(SPEC, band=(1, 131_072)))
+    rng, before = Random(0), router.threshold_tokens
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=1000)
+    with pytest.raises(CapacityError):
+        router.route(request, view(node(R1), node(P1), node(P2)), 0.0, rng)
+    assert router.threshold_tokens == before
+    assert rng.random() == Random(0).random()
+    router.route(request, view(node(R1), node(P1), node(P2), node(D1)), 0.0, rng)
+    assert router.threshold_tokens != before
+
+
+def test_a_request_is_decoded_where_it_can_be_prefilled() -> None:
+    far = [
+        attrs.evolve(node(n), cluster_id=ClusterId("far"), num_active=9)
+        for n in (NodeId("p8"), NodeId("d8"))
+    ]
+    lone = node(D1)
+    decision = route(view(lone, *far), 64_000)
+    assert (decision.decode_node, decision.prefill_node) == ("d8", "p8")
+    decision = route(view(lone, *far, node(R1)), 64_000)
+    assert (decision.decode_node, decision.prefill_node) == (D1, R1)
+    decision = route(view(lone, *far, node(R1)), 100)
+    assert (decision.decode_node, decision.reason) == (D1, RouteReason.LOCAL_DOWN)
+
+
+def test_nothing_is_predicted_from_rates_that_were_not_measured() -> None:
+    assert route(view(), 64_000).predicted_ttft_s is None
+    assert route(view(), 100).predicted_ttft_s is None
+    fast = [node(n, prefill_tokens_per_s=10_000.0) for n in (R1, P1)]
+    assert route(view(*fast, node(D1)), 64_000).predicted_ttft_s is None, "the link is unknown"
+
+
+def test_ttft_is_queue_then_the_slower_of_prefill_and_transfer() -> None:
+    nodes = [node(n, prefill_tokens_per_s=10_000.0, queued_tokens=5000) for n in (R1, P1)]
+    whole = view(*nodes, node(D1), rate_bps=1e9)
+    assert route(whole, 10_000).predicted_ttft_s == pytest.approx(0.5 + 1.0)
+    decision = route(whole, 20_000)
+    transfer_s = 8 * decision.predicted_bytes / 1e9
+    assert transfer_s > 2.0
+    assert decision.predicted_ttft_s == pytest.approx(0.5 + transfer_s)
+    fast_link = attrs.evolve(whole, rate_bps=1e12)
+    assert route(fast_link, 20_000).predicted_ttft_s == pytest.approx(0.5 + 2.0)
+
+
+def test_outcomes_feed_the_lengths_failed_ones_too() -> None:
+    router = ThresholdRouter(SPEC, ThresholdController(SPEC, band=(1, 131_072)))
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=300)
+    everything = view()
+    t = router.route(request, everything, 0.0, Random(0)).threshold_tokens
+    for i in range(200):
+        decision = router.route(request, everything, 0.0, Random(0))
+        router.observe(RequestOutcome(decision=decision, ok=i % 2 == 0), 0.0)
+    assert router.route(request, everything, 10.0, Random(0)).threshold_tokens < 301 < t
+    assert "t=" in repr(router)
+
+
+def make_ledger(*names: NodeId) -> LoadLedger:
+    ledger = LoadLedger(
+        GlobalPrefixIndex(SPEC.groups, granule_tokens=SPEC.granule_tokens), LinkEstimator()
+    )
+    for name in names:
+        bring_up(ledger, name)
+    return ledger
+
+
+def bring_up(ledger: LoadLedger, name: NodeId, *, epoch: int = 1) -> None:
+    n = node(name)
+    ledger.node_up(
+        NodeUp(node_id=name, cluster_id=n.cluster_id, kind=n.kind, role=n.role, epoch=epoch)
+    )
+
+
+def fill(ledger: LoadLedger, name: NodeId, hashes: tuple[BlockHash, ...]) -> None:
+    for sequence, group in enumerate(SPEC.groups, 1):
+        event = CacheEvent(sequence=sequence, group_id=group.group_id, stored=hashes)
+        ledger.cache_event(name, 1, event)
+
+
+HASHES = tuple(BlockHash(i.to_bytes(16, "big")) for i in range(100))
+
+
+def test_H36_a_shared_prefix_does_not_pile_requests_on_one_worker() -> None:
+    workers = [NodeId(f"p{i}") for i in range(8)]
+    ledger = make_ledger(*workers, D1, D2)
+    fill(ledger, workers[0], HASHES)
+    rng, counts, running = Random(1), Counter[NodeId](), list[RoutingDecision]()
+    for i in range(480):
+        decision = route(ledger, 6401 + 2000, rng=rng, hashes=HASHES, name=f"r{i}")
+        ledger.admit(decision)
+        counts[decision.prefill_node] += 1
+        running.append(decision)
+        if len(running) > 40:
+            done = running.pop(rng.randrange(len(running)))
+            ledger.prefilled(done.request_id)
+            ledger.finished(done.request_id)
+    assert sum(counts.values()) == 480
+    assert max(counts.values()) <= 480 * 0.45
+    for decision in running:
+        ledger.finished(decision.request_id)
+    ledger.check()
+    assert all(n.num_active == n.queued_tokens == 0 for n in ledger.nodes())
+
+
+def test_H38_a_dead_worker_loses_its_attraction() -> None:
+    ledger = make_ledger(P1, P2, D1)
+    fill(ledger, P1, HASHES)
+    assert route(ledger, 6500, hashes=HASHES).prefill_node == P1
+    assert route(ledger, 6500, hashes=HASHES).cached_tokens == 6400
+    ledger.node_down(NodeDown(node_id=P1, epoch=1))
+    fill(ledger, P1, HASHES)
+    decision = route(ledger, 6500, hashes=HASHES)
+    assert (decision.prefill_node, decision.cached_tokens) == (P2, 0)
+    bring_up(ledger, P1, epoch=2)
+    assert route(ledger, 6500, hashes=HASHES).cached_tokens == 0
+
+
+def test_H39_no_hit_is_predicted_where_the_state_is_missing() -> None:
+    ledger = make_ledger(P1, R1, D1)
+    rows, state = SPEC.groups
+    ledger.cache_event(P1, 1, CacheEvent(sequence=1, group_id=rows.group_id, stored=HASHES))
+    decision = route(ledger, T + 3200, hashes=HASHES)
+    assert (decision.reason, decision.routed_tokens) == (RouteReason.LONG, T + 3200)
+    at_50 = CacheEvent(sequence=2, group_id=state.group_id, stored=(HASHES[49],))
+    ledger.cache_event(P1, 1, at_50)
+    decision = route(ledger, T + 3200, hashes=HASHES)
+    assert (decision.reason, decision.cached_tokens) == (RouteReason.SHORT, 3200)
+    ledger.cache_event(P1, 1, attrs.evolve(at_50, sequence=4))
+    assert ledger.needs_resync(P1)
+    assert route(ledger, T + 3200, hashes=HASHES).reason is RouteReason.LONG
+
+
+def test_decisions_name_the_view_that_they_read() -> None:
+    ledger = make_ledger(P1, D1)
+    assert route(ledger, 100).view_version == ledger.version
+    ledger.admit(route(ledger, 100))
+    assert route(ledger, 100, name="s").view_version == ledger.version
