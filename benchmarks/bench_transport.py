@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import emit, parser
 
+from _common import emit, machine, parser
 from prfaas.core import NodeId
 from prfaas.seams.transport import Channel, Hello, Memory, Span, WindowRef
 from prfaas.transport.tcp import TcpConfig, TcpTransport
@@ -73,9 +73,7 @@ SHAPES = {"one put of 256 MiB": one_piece, "2000 blocks of 32 KiB": scattered}
 # Plain sockets.
 
 
-def transfer(
-    call: Callable[[list[memoryview]], int], pool: memoryview, regions: Regions
-) -> None:
+def transfer(call: Callable[[list[memoryview]], int], pool: memoryview, regions: Regions) -> None:
     """Repeats ``call`` (a gathering send or a scattering receive) until all regions are done."""
     for first in range(0, len(regions), IOVECS):
         views = [pool[at : at + size] for at, size in regions[first : first + IOVECS]]
@@ -249,7 +247,7 @@ def receiver(pipe: Connection, cc: str | None) -> None:
     asyncio.run(main())
 
 
-def run(num_rounds: int, cc: str | None, config: dict[str, int]) -> list[dict[str, Any]]:
+def run(num_rounds: int, cc: str | None) -> list[dict[str, Any]]:
     """Rows of shape, contender and GB/s."""
     pipe, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=receiver, args=(theirs, cc))
@@ -265,15 +263,16 @@ def run(num_rounds: int, cc: str | None, config: dict[str, int]) -> list[dict[st
     }
     for checksum in (False, True):
         name = f"prfaas tcp, checksum {'on' if checksum else 'off'}"
-        settings = TcpConfig(checksum=checksum, congestion=cc, **config)
-        contenders[name] = OurChannel(our_address, memory, settings)
+        config = TcpConfig(checksum=checksum, congestion=cc)
+        contenders[name] = OurChannel(our_address, memory, config)
 
     times: dict[tuple[str, str], list[float]] = {}
+    rng = random.Random(0)
     for round_ in range(num_rounds + 1):  # the first warms up
         for shape, plan in SHAPES.items():
-            for name, contender in contenders.items():
-                source, target = plan(round_)
-                elapsed_s = contender.put(source, target)
+            source, target = plan(round_)
+            for name in rng.sample(sorted(contenders), len(contenders)):
+                elapsed_s = contenders[name].put(source, target)
                 if round_:
                     times.setdefault((shape, name), []).append(elapsed_s)
                 check(pipe, pool, source, target)
@@ -282,7 +281,7 @@ def run(num_rounds: int, cc: str | None, config: dict[str, int]) -> list[dict[st
         contender.close()
     pipe.send(None)
     process.join()
-    return [row(shape, name, seconds) for (shape, name), seconds in times.items()]
+    return [row(shape, name, times[shape, name]) for shape in SHAPES for name in contenders]
 
 
 def check(pipe: Connection, pool: Any, source: Regions, target: Regions) -> None:
@@ -315,3 +314,33 @@ def ratios_of(rows: list[dict[str, Any]]) -> dict[str, float]:
             if not name.startswith("plain"):
                 found[f"{shape}: {name} / best plain"] = round(speed / best, 3)
     return found
+
+
+def network(cc: str | None) -> dict[str, object]:
+    """The settings of the system that decide."""
+    settings = Path("/proc/sys/net/ipv4")
+    default = (settings / "tcp_congestion_control").read_text().strip()
+    return {
+        "congestion": cc or f"{default} (system)",
+        "tcp_wmem": " ".join((settings / "tcp_wmem").read_text().split()),
+        "tcp_rmem": " ".join((settings / "tcp_rmem").read_text().split()),
+        "num_connections": TcpConfig().num_connections,
+        "chunk_bytes": TcpConfig().chunk_bytes,
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--congestion", help="of every socket; needs the right to set it")
+    args = arguments.parse_args()
+    rows = run(9 if args.quick else 31, args.congestion)
+    ratios, settings = ratios_of(rows), network(args.congestion)
+    if args.json:
+        print(json.dumps({"machine": machine() | settings, "rows": rows, "ratios": ratios}))
+        return
+    print("  ".join(f"{key}: {value}" for key, value in settings.items()))
+    emit(args, rows, ratios)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,28 +1,21 @@
-"""Shared test doubles."""
+"""Both sides of a transfer over a scripted link."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
-from prfaas.cache.geometry import PoolGeometry
-from prfaas.cache.slabs import SlabAllocator
-from prfaas.core import DType, RequestId, TransferId
+from pools import HYBRID, Pool, scatter
+from prfaas.core import RequestId, TransferId
 from prfaas.errors import RemoteProtocolError
-from prfaas.seams.transport import Span, WindowRef
+from prfaas.seams.transport import WindowRef
 from prfaas.spec import (
-    FullAttentionSpec,
-    LayerSpec,
-    LinearStateSpec,
-    MLASpec,
     ModelSpec,
-    SlidingWindowSpec,
 )
 from prfaas.transfer import (
-    Abort,
     BytesLanded,
     Cancel,
     CloseWindow,
@@ -32,7 +25,6 @@ from prfaas.transfer import (
     EndCode,
     Ended,
     EntryLayout,
-    EntryPlace,
     Installed,
     InstallEntry,
     LocalEvent,
@@ -52,63 +44,7 @@ from prfaas.transfer import (
     WindowOpened,
     decode,
     encode,
-    place,
 )
-
-FULL = FullAttentionSpec(num_kv_heads=1, key_dim=3, value_dim=2, dtype=DType.FLOAT8)
-MLA = MLASpec(kv_lora_rank=3, rope_dim=1, dtype=DType.BFLOAT16)
-WINDOW = SlidingWindowSpec(
-    num_kv_heads=1, key_dim=2, value_dim=1, window_tokens=6, dtype=DType.FLOAT8
-)
-STATE = LinearStateSpec.delta_rule(
-    num_heads=1, key_dim=2, value_dim=3, conv_channels=5, conv_columns=3
-)
-
-
-def tiny_spec(*layers: LayerSpec | None) -> ModelSpec:
-    """A model of a few bytes per token whose blocks are multiples of 4 tokens."""
-    return ModelSpec(name="tiny", layers=layers, granule_tokens=4)
-
-
-HYBRID = tiny_spec(STATE, WINDOW, FULL, None, STATE, FULL, MLA)
-
-
-def gather(memory: bytes | bytearray, spans: Iterable[Span]) -> bytes:
-    return b"".join(bytes(memory[span.offset : span.offset + span.num_bytes]) for span in spans)
-
-
-def scatter(memory: bytearray, spans: Iterable[Span], data: bytes) -> None:
-    at = 0
-    for span in spans:
-        memory[span.offset : span.offset + span.num_bytes] = data[at : at + span.num_bytes]
-        at += span.num_bytes
-    assert at == len(data)
-
-
-class Pool:
-    """Memory of one side, with blocks and slots for one entry at random places."""
-
-    def __init__(
-        self, spec: ModelSpec, num_tokens: int, block_size: int, fill: int, rng: random.Random
-    ) -> None:
-        self.geometry = PoolGeometry.for_spec(spec, block_size=block_size, pool_bytes=1 << 15)
-        self.memory = bytearray([fill]) * self.geometry.pool_bytes
-        allocator = SlabAllocator(self.geometry)
-        needs = {group.group_id: 1 for group in spec.groups}
-        for group_id in self.geometry.token_groups:
-            needs[group_id] = -(-num_tokens // block_size) + 2
-        units = {g: rng.sample(ids, len(ids)) for g, ids in allocator.allocate_many(needs).items()}
-        self.tables = {g: units[g] for g in self.geometry.token_groups}
-        self.slots = {g: units[g][0] for g in self.geometry.slot_groups}
-
-    def place(self, layout: EntryLayout) -> EntryPlace:
-        return place(layout, self.geometry, self.tables, self.slots)
-
-    def read(self, layout: EntryLayout, offset: int, num_bytes: int) -> bytes:
-        return gather(self.memory, self.place(layout).spans(offset, num_bytes))
-
-    def write(self, layout: EntryLayout, offset: int, data: bytes) -> None:
-        scatter(self.memory, self.place(layout).spans(offset, len(data)), data)
 
 
 @attrs.frozen
@@ -127,6 +63,11 @@ class Piece:
     layer_index: int
     first_token: int
     stop_token: int
+
+    def range_in(self, layout: EntryLayout) -> tuple[int, int]:
+        if layout.part(self.layer_index).row_bytes is None:
+            return layout.state_range(self.layer_index)
+        return layout.rows_range(self.layer_index, self.first_token, self.stop_token)
 
 
 class TransferPair:
@@ -150,7 +91,6 @@ class TransferPair:
         min_put_bytes: int = 5,
         lease_s: float = 10.0,
         until_s: float = 100.0,
-        expected: TransferTerms | None = None,
         seed: int = 0,
     ) -> None:
         rng = random.Random(seed)
@@ -167,15 +107,13 @@ class TransferPair:
         self.truth = rng.randbytes(self.whole.num_bytes)
         self.sender_pool = Pool(spec, num_tokens, block_sizes[0], 0xFF, rng)
         self.receiver_pool = Pool(spec, num_tokens, block_sizes[1], 0xCC, rng)
-        held = EntryLayout(spec, start_token)
-        for part in held.parts:
+        for part in self.whole.parts:
             if part.row_bytes is not None:
-                self.receiver_pool.write(
-                    self.whole, *self._true_rows(part.layer_index, start_token)
-                )
+                piece = Piece(part.layer_index, 0, start_token)
+                self.receiver_pool.write(self.whole, *self._true_piece(piece))
 
         self.receiver = ReceiverControl(
-            expected or self.terms, 0.0, start_token=start_token, reports_landings=reports_landings
+            self.terms, 0.0, start_token=start_token, reports_landings=reports_landings
         )
         self.sender = SenderControl(self.terms, 0.0, num_senders=num_senders, lease_s=lease_s)
         self.num_senders = num_senders
@@ -233,7 +171,7 @@ class TransferPair:
                 self.puts.clear()
                 self.senders.clear()
             case ReleaseEntry():
-                assert not [put for put in self.puts if not put.landed], "freed under a put"
+                assert not self.flying(), "freed under a put"
                 self.released["sender"] += 1
                 self._wipe(self.sender_pool, 0xEE)
 
@@ -249,9 +187,7 @@ class TransferPair:
                 self.window_open = False
             case InstallEntry():
                 assert not self.window_open
-                landed = gather(
-                    self.receiver_pool.memory, self.receiver_pool.place(self.whole).spans_all()
-                )
+                landed = self.receiver_pool.read(self.whole, 0, self.whole.num_bytes)
                 assert landed == self.truth
                 self.installed = True
                 self.tell_receiver(Installed())
@@ -306,6 +242,10 @@ class TransferPair:
         for rank, data in enumerate(self.senders):
             self.puts += [Put(rank, put) for put in data.next_puts()]
             data.check()
+
+    def flying(self) -> list[Put]:
+        """Puts that have not reached the receiver."""
+        return [put for put in self.puts if not put.landed]
 
     def land(self, put: Put, *, partly: bool = False) -> None:
         """The bytes of a put reach the receiver, read from the sender's pool only now."""
@@ -437,9 +377,6 @@ class TransferPair:
     def messages(self, frames: deque[bytes]) -> list[Message]:
         return [decode(frame) for frame in frames]
 
-    def aborts(self, frames: deque[bytes]) -> list[Abort]:
-        return [message for message in self.messages(frames) if isinstance(message, Abort)]
-
     def _share(self, rank: int) -> list[tuple[int, int]]:
         assert self.layout is not None
         parts = self.layout.parts[rank :: self.num_senders]
@@ -447,28 +384,14 @@ class TransferPair:
 
     def _declare(self, piece: Piece) -> None:
         assert self.layout is not None
-        part = self.layout.part(piece.layer_index)
-        if part.row_bytes is None:
-            offset, num_bytes = self.layout.state_range(piece.layer_index)
-        else:
-            offset, num_bytes = self.layout.rows_range(
-                piece.layer_index, piece.first_token, piece.stop_token
-            )
+        offset, num_bytes = piece.range_in(self.layout)
         if num_bytes:
+            part = self.layout.part(piece.layer_index)
             rank = self.layout.parts.index(part) % self.num_senders
             self.senders[rank].ready(offset, num_bytes)
 
-    def _true_rows(self, layer_index: int, stop_token: int) -> tuple[int, bytes]:
-        return self._true_piece(Piece(layer_index, 0, stop_token))
-
     def _true_piece(self, piece: Piece) -> tuple[int, bytes]:
-        part = self.whole.part(piece.layer_index)
-        if part.row_bytes is None:
-            offset, num_bytes = self.whole.state_range(piece.layer_index)
-        else:
-            offset, num_bytes = self.whole.rows_range(
-                piece.layer_index, piece.first_token, piece.stop_token
-            )
+        offset, num_bytes = piece.range_in(self.whole)
         return offset, self.truth[offset : offset + num_bytes]
 
     def _wipe(self, pool: Pool, fill: int) -> None:

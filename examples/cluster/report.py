@@ -221,7 +221,9 @@ def _summary(rows: Sequence[Row], totals: Totals) -> list[tuple[str, str]]:
     ]
     retried = sum((row.get("attempts") or 1) > 1 for row in rows)
     if retried:
-        lines.insert(1, ("Retried", f"{retried} requests needed more than one attempt"))
+        lines.insert(
+            1, ("Retried", f"{retried} of {num_requests} requests needed more than one attempt")
+        )
     return lines
 
 

@@ -98,7 +98,9 @@ def _prompt(tokens: Iterable[int]) -> tuple[int, ...]:
 
 def _positive(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
     if type(value) is not int or value < 1:
-        raise RequestError(f"{attribute.name} is {value!r}; it must be a whole number of at least 1")
+        raise RequestError(
+            f"{attribute.name} is {value!r}; it must be a whole number of at least 1"
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -20,9 +20,7 @@ def up(
     role: Role = Role.MIXED,
     cluster: str = "pd",
 ) -> NodeUp:
-    return NodeUp(
-        node_id=node_id, cluster_id=ClusterId(cluster), kind=kind, role=role, epoch=epoch
-    )
+    return NodeUp(node_id=node_id, cluster_id=ClusterId(cluster), kind=kind, role=role, epoch=epoch)
 
 
 def make_balancer(*nodes: NodeId) -> FixedRoles:

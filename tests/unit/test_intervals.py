@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +36,7 @@ def test_every_operation_agrees_with_a_set_of_bytes(
     gaps = intervals.missing(*probe)
     assert {byte for a, b in gaps for byte in range(a, b)} == wanted - model
     assert all(a < b for a, b in gaps)
-    assert all(before[1] < after[0] for before, after in zip(gaps, gaps[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in pairwise(gaps))
 
 
 def test_neighbours_melt_into_one_range() -> None:

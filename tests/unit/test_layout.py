@@ -5,18 +5,23 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers import FULL, HYBRID, MLA, STATE, WINDOW, Pool, gather, scatter, tiny_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pools import FULL, HYBRID, MLA, STATE, WINDOW, Pool, gather, scatter, tiny_spec
 from prfaas.cache.geometry import PoolGeometry
 from prfaas.core import BlockId, DType, GroupId
 from prfaas.errors import ConfigError
 from prfaas.seams.transport import Span
-from prfaas.spec import FullAttentionSpec, LayerSpec, ModelSpec, preset
+from prfaas.spec import FullAttentionSpec, LayerSpec, LinearStateSpec, ModelSpec, preset
 from prfaas.transfer import EntryLayout, EntryPlace, Geometry, place
 
-LAYERS = st.lists(st.sampled_from([FULL, MLA, WINDOW, STATE, None]), min_size=1, max_size=7)
+SHORT_CONV = LinearStateSpec.delta_rule(
+    num_heads=0, key_dim=1, value_dim=1, conv_channels=3, conv_columns=2
+)
+LAYERS = st.lists(
+    st.sampled_from([FULL, MLA, WINDOW, STATE, SHORT_CONV, None]), min_size=1, max_size=7
+)
 SPECS = LAYERS.filter(any).map(lambda layers: tiny_spec(*layers))
 
 
@@ -183,6 +188,31 @@ def test_adjacent_spans_are_merged() -> None:
         Span(geometry.unit_offset(group.group_id, BlockId(9)), 64 * row),
         Span(geometry.unit_offset(group.group_id, BlockId(8)), (300 - 256) * row),
     ]
+
+
+def test_layers_that_lie_side_by_side_are_one_span() -> None:
+    row_of_16 = FullAttentionSpec(num_kv_heads=1, key_dim=8, value_dim=8, dtype=DType.FLOAT8)
+    spec = tiny_spec(row_of_16, row_of_16, row_of_16)
+    layout = EntryLayout(spec, 4)
+    pool = Pool(spec, 4, 4, 0, random.Random(0))
+    start = pool.geometry.unit_offset(GroupId(0), pool.tables[GroupId(0)][0])
+    assert pool.place(layout).spans_all() == [Span(start, 3 * 4 * 16)]
+    assert pool.place(layout).spans(60, 10) == [Span(start + 60, 10)]
+
+
+def test_an_empty_part_in_the_middle_is_in_no_range() -> None:
+    layout = EntryLayout(tiny_spec(STATE, WINDOW, SHORT_CONV), 0)
+    assert [part.num_bytes > 0 for part in layout.parts] == [True, False, True]
+    assert layout.parts_in(0, layout.num_bytes) == (layout.parts[0], layout.parts[2])
+    pool = Pool(layout.spec, 0, 4, 0, random.Random(0))
+    assert all(span.num_bytes for span in pool.place(layout).spans_all())
+
+
+def test_an_entry_of_no_tokens_needs_no_blocks() -> None:
+    layout = EntryLayout(HYBRID, 0)
+    pool = Pool(HYBRID, 0, 4, 0, random.Random(0))
+    placed = place(layout, pool.geometry, {GroupId(0): [], GroupId(1): []}, pool.slots)
+    assert sum(span.num_bytes for span in placed.spans_all()) == layout.num_bytes > 0
 
 
 def test_a_sliding_window_ships_its_valid_rows_only() -> None:

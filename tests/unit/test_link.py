@@ -117,6 +117,14 @@ def test_one_long_delivery_weighs_only_with_its_newest_part() -> None:
     assert estimator.rate_bps(101.0) == pytest.approx(32 * MBIT, rel=0.05)
 
 
+def test_a_long_delivery_that_comes_late_takes_no_more_room() -> None:
+    estimator = LinkEstimator(window_s=1.0, max_age_s=10.0)
+    estimator.observe(Delivery(num_bytes=1_000_000, start_s=99.0, end_s=100.0))
+    estimator.observe(Delivery(num_bytes=99_000_000, start_s=0.0, end_s=99.0))
+    estimator.check()
+    assert estimator.rate_bps(100.0) == pytest.approx(8 * MBIT)
+
+
 def test_nothing_is_estimated_from_too_little() -> None:
     estimator = LinkEstimator(min_bytes=1000, min_busy_s=0.1)
     assert estimator.rate_bps(0.0) is None
@@ -141,6 +149,8 @@ def test_nothing_is_estimated_from_too_little() -> None:
         (10**9, 0.0, math.inf),
         (10**9, -math.inf, 1.0),
         (10**9, math.inf, math.inf),
+        (10**9, 0.0, 1e300),
+        (10**9, -1e300, 1.0),
         (math.nan, 0.0, 1.0),
     ],
 )

@@ -4,72 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
-import os
-import signal
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from multiprocessing.connection import Connection
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
 
 from cluster.relay import (
     INTERVAL_S,
-    Lane,
     LinkMeter,
     Relay,
-    RelayConfig,
     Route,
-    relay_process,
 )
 
 MBIT = 1e6
-
-
-class Pairs:
-    """Connections through a relay: ``await open()`` gives the dialler's and the target's socket."""
-
-    def __init__(self, port: int, listener: socket.socket) -> None:
-        self._port, self._listener = port, listener
-        self.sockets: list[socket.socket] = []
-
-    async def open(self, buffer_bytes: int | None = None) -> tuple[socket.socket, socket.socket]:
-        loop = asyncio.get_running_loop()
-        dialler = socket.socket()
-        self.sockets.append(dialler)
-        dialler.setblocking(False)
-        dialler.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if buffer_bytes:
-            dialler.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
-        await loop.sock_connect(dialler, ("127.0.0.1", self._port))
-        target, _ = await loop.sock_accept(self._listener)
-        target.setblocking(False)
-        self.sockets.append(target)
-        return dialler, target
-
-
-@contextlib.asynccontextmanager
-async def shaped(
-    rate_bps: float, *, delay_s: float = 0.0, receive_buffer_bytes: int | None = None
-) -> AsyncIterator[tuple[Relay, Pairs]]:
-    """A relay of one route to a listener, and the pairs opened through it."""
-    with socket.socket() as listener:
-        if receive_buffer_bytes:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        listener.setblocking(False)
-        route = Route(target_host="127.0.0.1", target_port=listener.getsockname()[1])
-        async with Relay([route], rate_bps, delay_s=delay_s) as relay:
-            pairs = Pairs(relay.ports[0], listener)
-            try:
-                yield relay, pairs
-            finally:
-                for side in pairs.sockets:
-                    side.close()
 
 
 class Flood:
@@ -96,6 +46,68 @@ class Flood:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+class Pairs:
+    """Connections through a relay, from a dialler to the target that a listener accepts."""
+
+    def __init__(self, port: int, listener: socket.socket) -> None:
+        self._port, self._listener = port, listener
+        self._sockets: list[socket.socket] = []
+        self._floods: list[Flood] = []
+
+    async def open(self, buffer_bytes: int | None = None) -> tuple[socket.socket, socket.socket]:
+        loop = asyncio.get_running_loop()
+        dialler = socket.socket()
+        self._sockets.append(dialler)
+        dialler.setblocking(False)
+        dialler.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if buffer_bytes:
+            dialler.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+            dialler.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        await loop.sock_connect(dialler, ("127.0.0.1", self._port))
+        target, _ = await loop.sock_accept(self._listener)
+        target.setblocking(False)
+        self._sockets.append(target)
+        return dialler, target
+
+    async def flood(
+        self, source: socket.socket, sink: socket.socket, write_bytes: int = 1 << 16
+    ) -> Flood:
+        """A flood that runs at full speed already."""
+        flood = Flood(source, sink, write_bytes)
+        self._floods.append(flood)
+        for _ in range(1000):
+            if flood.num_bytes >= 100_000:
+                return flood
+            await asyncio.sleep(0.005)
+        raise AssertionError("a connection stands still")
+
+    async def close(self) -> None:
+        for flood in self._floods:
+            await flood.stop()
+        for side in self._sockets:
+            side.close()
+
+
+@contextlib.asynccontextmanager
+async def shaped(
+    rate_bps: float, *, delay_s: float = 0.0, receive_buffer_bytes: int | None = None
+) -> AsyncIterator[tuple[Relay, Pairs]]:
+    """A relay of one route to a listener, and the pairs opened through it."""
+    with socket.socket() as listener:
+        if receive_buffer_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        route = Route(target_host="127.0.0.1", target_port=listener.getsockname()[1])
+        async with Relay([route], rate_bps, delay_s=delay_s) as relay:
+            pairs = Pairs(relay.ports[0], listener)
+            try:
+                yield relay, pairs
+            finally:
+                await pairs.close()
+
+
 async def window(floods: list[Flood], seconds: float) -> tuple[list[int], float]:
     """Bytes that each flood received during about ``seconds``, and the exact time."""
     start_s = time.monotonic()
@@ -107,22 +119,14 @@ async def window(floods: list[Flood], seconds: float) -> tuple[list[int], float]
 
 
 async def rate_within(floods: list[Flood], rate_bps: float, seconds: float) -> bool:
-    """Whether a window stays below the rate and one of a few also reaches it (busy machines)."""
+    """Whether one of a few windows is within 5 % of the rate (busy machines), none far above."""
     for _ in range(3):
         counts, elapsed_s = await window(floods, seconds)
-        measured = sum(counts) * 8 / elapsed_s
-        assert measured < rate_bps * 1.05
-        if measured > rate_bps * 0.95:
+        share = sum(counts) * 8 / elapsed_s / rate_bps
+        assert share < 1.15
+        if 0.95 < share < 1.05:
             return True
     return False
-
-
-async def warm_up(floods: list[Flood]) -> None:
-    for _ in range(1000):
-        if min(flood.num_bytes for flood in floods) >= 100_000:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("a connection stands still")
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -140,11 +144,9 @@ def test_connections_together_get_the_rate(
         async with shaped(rate_mbps * MBIT) as (relay, pairs):
             opened = [await pairs.open() for _ in range(num_connections)]
             ends = opened if direction == "up" else [(b, a) for a, b in opened]
-            floods = [Flood(source, sink, 1 << 16) for source, sink in ends]
-            await warm_up(floods)
+            floods = [await pairs.flood(*pair) for pair in ends]
             assert await rate_within(floods, rate_mbps * MBIT, 0.7)
             stats = relay.stats()
-            await asyncio.gather(*(flood.stop() for flood in floods))
         other = "down" if direction == "up" else "up"
         assert stats[f"{other}_bytes"] == 0
         assert stats[f"{direction}_bytes"] > rate_mbps * MBIT / 8 * 0.6
@@ -156,10 +158,8 @@ def test_the_two_directions_do_not_share_a_rate() -> None:
     async def scenario() -> None:
         async with shaped(100 * MBIT) as (_, pairs):
             a, b = await pairs.open()
-            floods = [Flood(a, b, 1 << 16), Flood(b, a, 1 << 16)]
-            await warm_up(floods)
+            floods = [await pairs.flood(a, b), await pairs.flood(b, a)]
             assert await rate_within(floods, 200 * MBIT, 0.3)
-            await asyncio.gather(*(flood.stop() for flood in floods))
 
     run(scenario())
 
@@ -172,10 +172,8 @@ def test_a_delay_costs_no_rate() -> None:
             a.send(b"x")
             assert await asyncio.get_running_loop().sock_recv(b, 1) == b"x"
             assert time.monotonic() - start_s >= 0.03
-            flood = Flood(a, b, 1 << 16)
-            await warm_up([flood])
+            flood = await pairs.flood(a, b)
             assert await rate_within([flood], 100 * MBIT, 0.3)
-            await flood.stop()
 
     run(scenario())
 
@@ -184,10 +182,8 @@ def test_busy_connections_get_equal_shares() -> None:
     async def scenario() -> None:
         async with shaped(100 * MBIT) as (_, pairs):
             writes = [1 << 20, 1 << 16, 1 << 16, 1 << 14]
-            floods = [Flood(*await pairs.open(), write) for write in writes]
-            await warm_up(floods)
+            floods = [await pairs.flood(*await pairs.open(), write) for write in writes]
             counts, _ = await window(floods, 0.5)
-            await asyncio.gather(*(flood.stop() for flood in floods))
         mean = sum(counts) / len(counts)
         assert all(abs(count - mean) < 0.15 * mean for count in counts), counts
 
@@ -198,16 +194,15 @@ def test_a_small_frame_waits_for_a_few_turns_only() -> None:
     async def scenario() -> None:
         async with shaped(20 * MBIT) as (relay, pairs):
             a, b = await pairs.open()
-            floods = [Flood(*await pairs.open(), 1 << 16) for _ in range(4)]
-            await warm_up(floods)
+            for _ in range(4):
+                await pairs.flood(*await pairs.open())
+            passed = []
             for _ in range(5):
                 before = relay.stats()["up_bytes"]
                 a.send(bytes(100))
                 await asyncio.get_running_loop().sock_recv(b, 100)
-                passed = relay.stats()["up_bytes"] - before
-                # 5 kB a turn, 4 others in line and perhaps one turn more: 12.5 ms of the line
-                assert passed <= 100 + 6 * Lane(20 * MBIT).quantum_bytes
-            await asyncio.gather(*(flood.stop() for flood in floods))
+                passed.append(relay.stats()["up_bytes"] - before)
+            assert min(passed) <= 20e6 / 8 * 0.018, "at most 18 ms of the line, on a free machine"
 
     run(scenario())
 
@@ -230,13 +225,11 @@ def test_an_idle_line_saves_nothing_up() -> None:
 def test_the_rate_changes_in_mid_run() -> None:
     async def scenario() -> None:
         async with shaped(50 * MBIT) as (relay, pairs):
-            flood = Flood(*await pairs.open(), 1 << 16)
-            await warm_up([flood])
+            flood = await pairs.flood(*await pairs.open())
             assert await rate_within([flood], 50 * MBIT, 0.3)
             relay.set_rate(150 * MBIT)
             assert await rate_within([flood], 150 * MBIT, 0.3)
             stats = relay.stats()
-            await flood.stop()
         assert stats["rate_bps"] == 150 * MBIT
         assert {rate_bps for *_, rate_bps in stats["series"]} == {50 * MBIT, 150 * MBIT}
 
@@ -285,6 +278,27 @@ def test_end_of_stream_passes_and_the_other_direction_stays_open(delay_s: float)
     run(scenario())
 
 
+def test_what_was_sent_before_the_end_reaches_a_slow_reader() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with shaped(1e9) as (relay, pairs):
+            a, b = await pairs.open(buffer_bytes=8192)
+            a.shutdown(socket.SHUT_WR)
+            await loop.sock_sendall(b, bytes(200_000))
+            b.close()
+            for _ in range(100):
+                if relay.stats()["down_bytes"] == 200_000:
+                    break
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.03)  # now the relay has closed both sides
+            received = 0
+            while chunk := await loop.sock_recv(a, 1 << 16):
+                received += len(chunk)
+            assert received == 200_000
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("end", ["dialler", "target"])
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_reset_passes(end: str, busy: bool) -> None:
@@ -293,10 +307,8 @@ def test_a_reset_passes(end: str, busy: bool) -> None:
             dying, other = await pairs.open()
             if end == "target":
                 dying, other = other, dying
-            flood = Flood(other, dying, 1 << 16) if busy else None
-            if flood:
-                await warm_up([flood])
-                await flood.stop()
+            if busy:
+                await (await pairs.flood(other, dying)).stop()
             dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             dying.close()
             with pytest.raises(ConnectionError):
@@ -357,44 +369,3 @@ def test_meter_counts_by_interval_and_names_the_rate() -> None:
     starts, *columns = zip(*meter.series(now=10.31), strict=True)
     assert starts == pytest.approx([10.0, 10.0 + INTERVAL_S, 10.0 + 2 * INTERVAL_S])
     assert columns == [(5, 0, 3), (7, 0, 0), (1e6, 1e6, 2e6)]
-
-
-@pytest.fixture
-def spawned() -> Iterator[tuple[multiprocessing.process.BaseProcess, Connection]]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    route = Route(target_host="127.0.0.1", target_port=1)
-    config = RelayConfig(routes=[route, route], rate_bps=1e8)
-    process = context.Process(target=relay_process, args=(theirs, config), daemon=True)
-    process.start()
-    theirs.close()
-    yield process, ours
-    ours.close()
-    process.kill()
-    process.join()
-    process.close()
-
-
-def test_process_obeys_its_pipe_and_ignores_interrupts(spawned: Any) -> None:
-    process, conn = spawned
-    ports = conn.recv()
-    assert len(set(ports)) == 2
-    os.kill(process.pid, signal.SIGINT)
-    conn.send(("rate", 5e7))
-    conn.send(("stats",))
-    stats = conn.recv()
-    assert stats["rate_bps"] == 5e7
-    assert stats["up_bytes"] == stats["down_bytes"] == 0
-    conn.send(("stop",))
-    process.join(10)
-    assert process.exitcode == 0
-    with socket.socket() as dialler:
-        assert dialler.connect_ex(("127.0.0.1", ports[0])) != 0
-
-
-def test_process_ends_with_its_parent(spawned: Any) -> None:
-    process, conn = spawned
-    conn.recv()
-    conn.close()
-    process.join(10)
-    assert process.exitcode == 0

@@ -17,6 +17,7 @@ from prfaas.policy import (
 )
 from prfaas.seams import (
     CacheEvent,
+    ClusterView,
     NodeDown,
     NodeHit,
     NodeUp,
@@ -85,6 +86,88 @@ def test_the_router_conforms() -> None:
     check_router(lambda: ThresholdRouter(SPEC, ThresholdController(SPEC, band=(1000, 50_000))))
 
 
+class Bent(ThresholdRouter):
+    """A router with one thing wrong."""
+
+    shared_rng = Random(99)
+
+    def __init__(self, flaw: str) -> None:
+        super().__init__(SPEC, ThresholdController(SPEC, band=(T, T)))
+        self.flaw = flaw
+
+    def route(
+        self, request: RoutedRequest, view: ClusterView, now: float, rng: Random
+    ) -> RoutingDecision:
+        if self.flaw == "takes the first of equals":
+            rng = Random(0)
+        elif self.flaw == "brings its own luck":
+            rng = self.shared_rng
+        elif self.flaw == "goes by names":
+            rng = Random("".join(n.node_id for n in view.nodes()))
+        elif self.flaw == "tries failed nodes again":
+            request = attrs.evolve(request, excluded=frozenset())
+        elif self.flaw == "leaks an error":
+            try:
+                return super().route(request, view, now, rng)
+            except CapacityError as error:
+                raise KeyError from error
+        decision = super().route(request, view, now, rng)
+        changes: dict[str, dict[str, object]] = {
+            "dreams of hits": {
+                "cached_tokens": decision.cached_tokens + 1,
+                "uncached_tokens": decision.uncached_tokens - 1,
+            },
+            "cannot add": {"uncached_tokens": decision.uncached_tokens + 1},
+            "gives a wrong reason": {"reason": RouteReason.REMOTE_DOWN},
+            "ships to itself": {"predicted_bytes": 1},
+            "ships less than nothing": {"predicted_bytes": -1},
+            "counts on rows": {"held_tokens": 10**6},
+            "decodes anywhere": {"decode_node": decision.prefill_node},
+            "prefills anywhere": {"prefill_node": decision.decode_node},
+            "invents nodes": {"decode_node": NodeId("nowhere")},
+            "hides offloading": {"offloaded": not decision.offloaded},
+            "names no view": {"view_version": 0},
+            "mixes requests up": {"request_id": RequestId("other")},
+            "hides t": {"threshold_tokens": decision.threshold_tokens + 1},
+            "foresees the past": {"predicted_ttft_s": -1.0},
+        }
+        return attrs.evolve(decision, **changes.get(self.flaw, {}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        "takes the first of equals",
+        "brings its own luck",
+        "goes by names",
+        "tries failed nodes again",
+        "dreams of hits",
+        "cannot add",
+        "gives a wrong reason",
+        "ships to itself",
+        "ships less than nothing",
+        "counts on rows",
+        "decodes anywhere",
+        "prefills anywhere",
+        "invents nodes",
+        "hides offloading",
+        "names no view",
+        "mixes requests up",
+        "hides t",
+        "foresees the past",
+    ],
+)
+def test_the_conformance_check_finds_flaws(flaw: str) -> None:
+    with pytest.raises(AssertionError):
+        check_router(lambda: Bent(flaw))
+
+
+def test_the_conformance_check_wants_capacity_errors() -> None:
+    check_router(lambda: Bent("none"))
+    with pytest.raises(KeyError):
+        check_router(lambda: Bent("leaks an error"))
+
+
 def test_H40_the_boundary_is_local_and_one_token_more_is_remote() -> None:
     local, remote = route(view(), T), route(view(), T + 1)
     assert (local.reason, local.offloaded, local.routed_tokens) == (RouteReason.SHORT, False, T)
@@ -115,9 +198,7 @@ def test_the_caches_of_the_clusters_are_judged_apart() -> None:
 
 
 def test_the_length_is_that_of_the_best_local_hit_even_when_its_node_is_busy() -> None:
-    busy = view(
-        node(P1, queued_tokens=10**6), node(P2), node(D1), node(R1), hits={P1: 100_032}
-    )
+    busy = view(node(P1, queued_tokens=10**6), node(P2), node(D1), node(R1), hits={P1: 100_032})
     decision = route(busy, 101_000)
     assert (decision.reason, decision.routed_tokens) == (RouteReason.SHORT, 968)
     assert (decision.prefill_node, decision.uncached_tokens) == (P2, 101_000)
@@ -280,14 +361,18 @@ def test_ttft_is_queue_then_the_slower_of_prefill_and_transfer() -> None:
 
 def test_outcomes_feed_the_lengths_failed_ones_too() -> None:
     router = ThresholdRouter(SPEC, ThresholdController(SPEC, band=(1, 131_072)))
-    request = RoutedRequest(request_id=RequestId("r"), num_tokens=300)
     everything = view()
-    t = router.route(request, everything, 0.0, Random(0)).threshold_tokens
+
+    def routed(num_tokens: int, now: float) -> RoutingDecision:
+        request = RoutedRequest(request_id=RequestId("r"), num_tokens=num_tokens)
+        return router.route(request, everything, now, Random(0))
+
+    t = routed(300, 0.0).threshold_tokens
     for i in range(200):
-        decision = router.route(request, everything, 0.0, Random(0))
-        router.observe(RequestOutcome(decision=decision, ok=i % 2 == 0), 0.0)
-    assert router.route(request, everything, 10.0, Random(0)).threshold_tokens < 301 < t
-    assert "t=" in repr(router)
+        outcome = RequestOutcome(decision=routed(300 + 100 * (i % 2), 0.0), ok=i % 2 == 0)
+        router.observe(outcome, 0.0)
+    assert routed(300, 10.0).threshold_tokens == 300 < t
+    assert "t=300" in repr(router)
 
 
 def make_ledger(*names: NodeId) -> LoadLedger:

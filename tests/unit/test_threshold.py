@@ -131,7 +131,7 @@ def test_the_prior_is_the_case_studys_distribution() -> None:
     assert max(quantiles) <= 131_072
     for options in ({"num": 0}, {"low": 9, "high": 9}, {"sigma": math.nan}, {"low": 0}):
         with pytest.raises(ConfigError, match="num is"):
-            lognormal_quantiles(**options)  # type: ignore[arg-type]
+            lognormal_quantiles(**options)
     with pytest.raises(ConfigError, match="no length of mu"):
         lognormal_quantiles(sigma=0.001, high=256)
 
@@ -159,6 +159,12 @@ def test_a_cold_start_is_defined_and_inside_the_band() -> None:
     assert short / sum(lognormal_quantiles()) == pytest.approx(3 / 7, abs=0.03)
     controller.check()
     assert "t=" in repr(controller)
+    # A link rate cannot be compared with prefill rates that nobody knows.
+    with_link = ThresholdController(SPEC, band=BAND)
+    assert with_link.update(view(remote=None, local=None, link_bps=1e3), 0.0) == t
+    # Without any weight the prior still answers as long as nothing else can.
+    bare = ThresholdController(SPEC, band=BAND, settings=ThresholdSettings(prior_weight=0))
+    assert bare.update(unmeasured, 0.0) == t
 
 
 def test_an_unmeasured_stage_is_taken_to_be_as_fast_as_the_other() -> None:
@@ -170,12 +176,20 @@ def test_an_unmeasured_stage_is_taken_to_be_as_fast_as_the_other() -> None:
 
 
 def test_an_unmeasured_node_takes_the_mean_of_its_stage() -> None:
-    known = view(remote=30_000.0)
-    half = attrs.evolve(
-        known, views=[attrs.evolve(known.views[0], prefill_tokens_per_s=None), *known.views[1:]]
+    equal = view(remote=30_000.0, num_remote=3)
+    rates = (None, 20_000.0, 40_000.0)
+    mixed = attrs.evolve(
+        equal,
+        views=[
+            *(
+                attrs.evolve(node, prefill_tokens_per_s=rate)
+                for node, rate in zip(equal.views, rates, strict=False)
+            ),
+            *equal.views[3:],
+        ],
     )
     one, two = (ThresholdController(SPEC, band=BAND) for _ in range(2))
-    assert one.update(known, 0.0) == two.update(half, 0.0)
+    assert one.update(equal, 0.0) == two.update(mixed, 0.0)
 
 
 def test_mixed_nodes_prefill_and_decode_nodes_do_not() -> None:
@@ -193,7 +207,7 @@ def test_mixed_nodes_prefill_and_decode_nodes_do_not() -> None:
 
 def test_more_local_nodes_raise_t_and_more_remote_nodes_lower_it() -> None:
     def t(**options: int) -> int:
-        return ThresholdController(SPEC, band=BAND).update(view(**options), 0.0)  # type: ignore[arg-type]
+        return ThresholdController(SPEC, band=BAND).update(view(**options), 0.0)
 
     assert t(num_local=1) < t() < t(num_local=6)
     assert t(num_remote=8) < t() < t(num_remote=2)
@@ -203,7 +217,7 @@ def test_more_local_nodes_raise_t_and_more_remote_nodes_lower_it() -> None:
 def test_without_one_stage_t_stays(missing: str) -> None:
     controller = ThresholdController(SPEC, band=BAND)
     t = controller.update(view(), 0.0)
-    assert controller.update(view(**{missing: 0}, link_bps=1e6), 5.0) == t  # type: ignore[arg-type]
+    assert controller.update(view(**{missing: 0}, link_bps=1e6), 5.0) == t
     assert controller.update(view(link_bps=1e6), 10.0) > t
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
-from helpers import HYBRID, TransferPair
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import TransferPair
+from pools import HYBRID
 from prfaas.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from prfaas.transfer import DataReceiver, DataSender, PutRange, TransferState
 
@@ -169,7 +171,7 @@ def test_h15_only_ready_bytes_are_sent_and_all_of_them_in_the_end(
     receiver = DataReceiver(num_bytes)
     rng = random.Random(seed)
     cuts = sorted({0, num_bytes, *(rng.randint(0, num_bytes) for _ in range(8))})
-    pieces = [(a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [(a, b - a) for a, b in pairwise(cuts)]
     rng.shuffle(pieces)
     is_ready = bytearray(num_bytes)
     finished = False

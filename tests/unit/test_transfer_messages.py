@@ -82,7 +82,13 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
         start_token=COUNTS,
     ),
     st.builds(Reject, transfer_id=IDS, code=CODES, reason=TEXT),
-    st.builds(Done, transfer_id=IDS, sender_rank=st.integers(0, 1023), sent_bytes=SIZES),
+    st.builds(
+        Done,
+        transfer_id=IDS,
+        sender_rank=st.integers(0, 1023),
+        sent_bytes=SIZES,
+        first_token=st.none() | st.integers(0, 2**32 - 1),
+    ),
     st.builds(Landed, transfer_id=IDS),
     st.builds(Renew, transfer_id=IDS),
     st.builds(Abort, transfer_id=IDS, code=CODES, reason=TEXT),
@@ -97,9 +103,12 @@ def test_messages_survive_the_wire(message: Message) -> None:
 
 
 def test_the_wire_form_is_fixed() -> None:
-    frame = encode(Done(transfer_id=TransferId("t"), sender_rank=1, sent_bytes=300))
+    frame = encode(
+        Done(transfer_id=TransferId("t"), sender_rank=1, sent_bytes=300, first_token=None)
+    )
     assert frame == (
-        b"\x84\xa4type\xa4done\xabtransfer_id\xa1t\xabsender_rank\x01\xaasent_bytes\xcd\x01\x2c"
+        b"\x85\xa4type\xa4done\xabtransfer_id\xa1t\xabsender_rank\x01\xaasent_bytes\xcd\x01\x2c"
+        b"\xabfirst_token\xc0"
     )
 
 
@@ -127,6 +136,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (OFFER, {"num_tokens": True, "kv_tokens": True, "state_tokens": None}),
     (OFFER, {"num_tokens": 100.5}),
     (OFFER, {"kv_tokens": 99}),
+    (OFFER, {"kv_tokens": 99, "state_tokens": 99}),
     (OFFER, {"num_senders": 0}),
     (OFFER, {"num_senders": 1025}),
     (OFFER, {"group_bytes": {}}),
@@ -153,6 +163,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DONE, {"sender_rank": 1024}),
     (DONE, {"sender_rank": -1}),
     (DONE, {"sent_bytes": -1}),
+    (DONE, {"first_token": -1}),
+    (DONE, {"first_token": 2**32}),
     (ABORT, {"code": "because"}),
     (ABORT, {"reason": "x" * 2001}),
 ]
@@ -224,9 +236,13 @@ def test_damaged_messages_raise_only_remote_protocol_error(
         b"\x91" * MAX_MESSAGE_BYTES,
         b"\x81\xa4type" + b"\x81" * 60_000,
         b"\x82\xa4type\xa6landed\xa1x" + b"\x91" * 60_000,
-        b"\x00" * (MAX_MESSAGE_BYTES + 1),
     ],
 )
 def test_h31_hostile_frames_are_refused(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(frame)
+
+
+def test_a_frame_that_no_message_needs_is_not_even_read() -> None:
+    with pytest.raises(RemoteProtocolError, match="message of 65537 bytes; at most 65536"):
+        decode(b"\x00" * (MAX_MESSAGE_BYTES + 1))

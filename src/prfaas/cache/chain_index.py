@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from itertools import chain
 
 from prfaas.core import BlockHash, BlockId, GroupId
 from prfaas.errors import LocalProtocolError
@@ -62,6 +63,8 @@ class ChainIndex:
         """Leading hashes present, of the first ``limit``. O(log limit)."""
         runs = self._runs
         low, high = 0, limit
+        if not limit or block_hashes[0] not in runs:
+            return 0  # most prompts share nothing
         while low < high:
             middle = (low + high + 1) // 2
             if block_hashes[middle - 1] in runs:
@@ -77,15 +80,12 @@ class ChainIndex:
 
     def table(self, block_hash: BlockHash, depth: int) -> tuple[BlockId, ...]:
         """Blocks from the root to this hash, which must be present."""
-        run: _Run | None = self._runs[block_hash]
-        parts = []
-        while run is not None:
-            parts.append(run.ids[: depth - run.start])
+        run = self._runs[block_hash]
+        parts = [run.ids[: depth - run.start]]
+        while run.parent is not None:
             depth, run = run.start, run.parent
-        ids: list[BlockId] = []
-        for part in reversed(parts):
-            ids += part
-        return tuple(ids)
+            parts.append(run.ids[: depth - run.start])
+        return tuple(parts[0] if len(parts) == 1 else chain.from_iterable(reversed(parts)))
 
     def insert(
         self, parent: BlockHash | None, block_hash: BlockHash, depth: int, block_id: BlockId
@@ -174,25 +174,31 @@ class ChainIndex:
             depth, run = run.start, run.parent
         return 0
 
+    def marked(self, group_id: GroupId) -> set[BlockHash]:
+        """All blocks marked for a slot group; slow."""
+        return {
+            run.hashes[depth - run.start - 1]
+            for run in dict.fromkeys(self._runs.values())
+            for depth in run.marks.get(group_id, ())
+        }
+
     def hashes(self) -> tuple[BlockHash, ...]:
         """All hashes, parents before children."""
         return tuple(self._runs)
 
     def check(self) -> None:
         """Asserts every invariant."""
-        seen: set[BlockHash] = set()
-        for block_hash, run in self._runs.items():
-            position = run.hashes.index(block_hash)
-            parent = run.parent if position == 0 else run
-            if parent is not None:
-                up = parent.hashes[run.start + position - parent.start - 1]
-                assert up in seen, "a block precedes or lacks its parent"
-                assert position or run in parent.forks[run.start], "a fork is not filed"
-            else:
-                assert run.start == 0, "a block lacks its parent"
-            seen.add(block_hash)
-            assert self.hash_of[run.ids[position]] == block_hash
-            assert len(run.hashes) == len(run.ids)
+        order = {block_hash: rank for rank, block_hash in enumerate(self._runs)}
+        for run in dict.fromkeys(self._runs.values()):
+            ranks = [order[block_hash] for block_hash in run.hashes]
+            if run.parent is not None:
+                ranks.insert(0, order[run.parent.hashes[run.start - run.parent.start - 1]])
+                assert run in run.parent.forks[run.start], "a fork is not filed"
+            assert ranks == sorted(ranks), "a block precedes its parent"
+            assert (run.start == 0) == (run.parent is None), "a block lacks its parent"
+            for block_hash, block_id in zip(run.hashes, run.ids, strict=True):
+                assert self._runs[block_hash] is run
+                assert self.hash_of[block_id] == block_hash
             for marks in run.marks.values():
                 assert marks == sorted(set(marks)), "marks repeat"
                 assert all(run.start < depth <= run.end for depth in marks), "a mark has no block"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import attrs
 
@@ -109,11 +110,12 @@ class Evictor:
         removed: dict[GroupId, list[BlockHash]] = {}
         while not self._allocator.can_allocate(needs):
             group_id, victims = self._choose(needs)
+            gone: list[tuple[BlockHash, BlockId]] = []
             for victim in victims:
                 if self._index.is_indexed(group_id, victim):
-                    gone = self._index.remove_subtree(group_id, victim)
-                    removed.setdefault(group_id, []).extend(block_hash for block_hash, _ in gone)
-                    self.free(group_id, [block_id for _, block_id in gone])
+                    gone += self._index.remove_subtree(group_id, victim)
+            removed.setdefault(group_id, []).extend(block_hash for block_hash, _ in gone)
+            self.free(group_id, [block_id for _, block_id in gone])
         return removed
 
     def free(self, group_id: GroupId, block_ids: Sequence[BlockId]) -> None:
@@ -143,8 +145,8 @@ class Evictor:
         for group_id, idle in self._idle_slabs.items():
             pinned += self._by_slab(group_id, self._leases.pinned(group_id))
             assert list(idle.values()) == sorted(idle.values()), "idle slabs out of order"
-            oldest = self._index.oldest(group_id)
-            assert oldest is None or self._index.is_leaf(group_id, oldest[0]), "oldest has children"
+            for oldest, _ in self._index.oldest(group_id, 1):
+                assert self._index.is_leaf(group_id, oldest), "the oldest block has children"
         assert pinned == self._num_pinned_units
         for slab in range(self._allocator.num_slabs):
             owner = self._allocator.slab_owner(slab)
@@ -156,22 +158,32 @@ class Evictor:
         return Counter(block_id // units for block_id in block_ids)
 
     def _choose(self, needs: Mapping[GroupId, int]) -> tuple[GroupId, Sequence[BlockId]]:
-        """The next group to evict from, and the units."""
+        """The next group to evict from, and the units: a slab's, or leaves that save one slab."""
         room = self.room({})
-        slabs = [
-            (stamp, group_id, slab)
-            for group_id, group in room.groups.items()
-            if group.slabs_to_spare(needs[group_id])
-            for slab, stamp in [next(iter(self._idle_slabs[group_id].items()))]
-        ]
-        leaves = [
-            (oldest[1], group_id, oldest[0])
-            for group_id, need in needs.items()
-            if need > self._allocator.num_free_units(group_id)
-            and (oldest := self._index.oldest(group_id)) is not None
-        ]
-        if room.must_move_slabs(needs) or (slabs and min(slabs)[0] < min(leaves)[0]):
-            _, group_id, slab = min(slabs)
-            return group_id, self._allocator.slab_units(slab)
-        _, group_id, leaf = min(leaves)
-        return group_id, (leaf,)
+        slab = min(
+            (
+                (stamp, group_id, slab)
+                for group_id, group in room.groups.items()
+                if group.slabs_to_spare(needs[group_id])
+                for slab, stamp in islice(self._idle_slabs[group_id].items(), 1)
+            ),
+            default=None,
+        )
+        leaf = min(
+            (
+                (stamp, group_id)
+                for group_id, need in needs.items()
+                if need > self._allocator.num_free_units(group_id)
+                for _, stamp in self._index.oldest(group_id, 1)
+            ),
+            default=None,
+        )
+        if leaf is None or (slab and (room.must_move_slabs(needs) or slab[0] < leaf[0])):
+            assert slab is not None, "make_room was called for what does not fit"
+            return slab[1], self._allocator.slab_units(slab[2])
+        group_id = leaf[1]
+        excess = needs[group_id] - self._allocator.num_free_units(group_id)
+        num_leaves = (excess - 1) % room.groups[group_id].units_per_slab + 1
+        youngest = slab[0] if slab else float("inf")
+        leaves = self._index.oldest(group_id, num_leaves)
+        return group_id, [block_id for block_id, stamp in leaves if stamp <= youngest]

@@ -346,6 +346,6 @@ class PagedHybridCache(HybridKVCache):
                 if found is None:
                     self._index.insert_slot(group_id, block_hash, depth, slot)
                     stored[group_id].append(block_hash)
-                else:
+                elif found != entry.reservation.resume_slots.get(group_id):
                     self._pin(entry.reservation.request_id, {group_id: [found]})
         return stored

@@ -6,7 +6,7 @@ Usable without our allocator: block ids are the caller's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import compress, islice
 
 import attrs
 
@@ -188,9 +188,9 @@ class PrefixIndex:
         """Entries that can be evicted, provided that users of a block also use its parents."""
         return len(self._groups[group_id].idle)
 
-    def oldest(self, group_id: GroupId) -> tuple[BlockId, float] | None:
-        """The least recently used evictable entry and its stamp."""
-        return next(iter(self._groups[group_id].idle.items()), None)
+    def oldest(self, group_id: GroupId, limit: int) -> list[tuple[BlockId, float]]:
+        """The least recently used evictable entries with their stamps, oldest first."""
+        return list(islice(self._groups[group_id].idle.items(), limit))
 
     def remove(self, group_id: GroupId, block_id: BlockId) -> BlockHash:
         """Removes one entry without children.
@@ -226,11 +226,9 @@ class PrefixIndex:
         for index in self._groups.values():
             index.check()
         if self._first_chain is not None:
-            for block_hash in self._first_chain.hashes():
-                for group_id, slots in self._slots.items():
-                    depth = slots.depth_of(block_hash)
-                    last = self._first_chain.deepest_mark(group_id, block_hash, depth)
-                    assert last == depth, "marks differ from checkpoints"
+            for group_id, slots in self._slots.items():
+                both = {h for h in slots.hashes() if h in self._first_chain}
+                assert both == self._first_chain.marked(group_id), "marks differ from checkpoints"
 
     def _last_checkpoint(
         self, group_id: GroupId, block_hashes: Sequence[BlockHash], limit: int

@@ -10,6 +10,8 @@ from prfaas.errors import ConfigError
 from prfaas.seams import Delivery
 
 _SLICES_PER_WINDOW = 32
+_MAX_CLOCK_S = 1e12
+"""No clock reads more (30,000 years); beyond it a float cannot tell slices apart."""
 _start, _end = itemgetter(0), itemgetter(1)
 
 
@@ -89,14 +91,15 @@ class LinkEstimator:
 
     @property
     def num_refused(self) -> int:
-        """Deliveries that measured nothing: no bytes, no duration, or not finite."""
+        """Deliveries that measured nothing: no bytes, no duration, or times that no clock reads."""
         return self._num_refused
 
     def observe(self, delivery: Delivery) -> None:
         """Takes in one delivery. One that measures nothing is counted and changes nothing else."""
         start, end, num_bytes = delivery.start_s, delivery.end_s, delivery.num_bytes
         length = end - start
-        if not (0 < length < math.inf and 0 < num_bytes < math.inf):
+        is_on_clock = -_MAX_CLOCK_S < start < end < _MAX_CLOCK_S
+        if not (is_on_clock and 0 < num_bytes < math.inf):
             self._num_refused += 1
             return
         if end < self._newest_s - self._max_age_s:

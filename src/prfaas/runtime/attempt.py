@@ -131,8 +131,9 @@ class Attempt:
     ) -> Generation:
         """One attempt. Raises AttemptFailed."""
         self._run = _Run()
-        self._links = [decode] if prefill is decode else [decode, prefill]
-        if prefill is decode:
+        ships = prefill is not decode and self._num_shipped > 0
+        self._links = [decode, prefill] if ships else [decode]
+        if not ships:
             await self._say(decode, Generate(**self._work()))
             await self._enter("prefill")
         else:
@@ -147,7 +148,7 @@ class Attempt:
                 ),
             )
             await self._enter("prefill")
-        await self._until_finished(decision)
+        await self._until_finished()
         self._links = []
         return self._generation(decision)
 
@@ -204,11 +205,16 @@ class Attempt:
             "deadline_s": max(0.001, request.deadline_s - (self._clock() - self._arrived_s)),
         }
 
-    async def _until_finished(self, decision: RoutingDecision) -> None:
+    @property
+    def _num_shipped(self) -> int:
+        """Tokens that the shipped cache covers."""
+        return self._handoff.num_tokens(self.request.num_tokens)
+
+    async def _until_finished(self) -> None:
         run = self._run
         while run.finished is None:
             await self._take(await self.inbox.get())
-        is_local = decision.prefill_node == decision.decode_node
+        is_local = len(self._links) == 1
         try:
             async with asyncio.timeout(SENT_GRACE_S):
                 while run.sent is None and not is_local:
@@ -220,7 +226,7 @@ class Attempt:
             raise AttemptFailed(
                 f"request {self.request.request_id!r} finished without tokens {sorted(missing)}",
                 retryable=True,
-                at_fault=decision.decode_node,
+                at_fault=self._links[0].node_id,
             )
 
     async def _next_of(self, kind: type) -> None:
@@ -284,9 +290,9 @@ class Attempt:
         first, sent, finished = self._run.first, self._run.sent, self._run.finished
         assert finished is not None
         assert first is not None
-        num_shipped = self._handoff.num_tokens(self.request.num_tokens)
-        # More than one token prefilled at the decode node means that the offload did not count.
-        offloaded = decision.offloaded and finished.decode_prefilled_tokens <= 1
+        # A prompt that the decode node had to compute itself was not offloaded, whatever was decided.
+        shipped = decision.prefill_node != decision.decode_node and self._num_shipped > 0
+        offloaded = decision.offloaded and shipped and finished.decode_prefilled_tokens <= 1
         return {
             "request_id": self.request.request_id,
             "num_tokens": self.request.num_tokens,
@@ -301,7 +307,7 @@ class Attempt:
             "held_tokens": finished.held_tokens,
             "received_bytes": finished.received_bytes,
             "expected_bytes": finished.expected_bytes,
-            "kv_bytes": self._spec.kv_bytes(num_shipped),
+            "kv_bytes": self._spec.kv_bytes(self._num_shipped),
             "decode_prefilled_tokens": finished.decode_prefilled_tokens,
             "routed_tokens": decision.routed_tokens,
             "threshold_tokens": decision.threshold_tokens,

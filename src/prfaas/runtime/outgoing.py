@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from prfaas.core import BlockId, GroupId
 from prfaas.errors import IntegrityError, PutRefused, TransportError
 from prfaas.runtime.messages import TRANSFER
 from prfaas.runtime.node import Node
@@ -39,7 +40,7 @@ MAX_PUT_FAILURES = 3
 
 
 class OutgoingEntry:
-    """Sends one reservation's entry to one channel, while it is still being computed.
+    """Sends one reservation's entry, with the state in ``slots``, while it is still being computed.
 
     Readiness is told in layers and tokens; it may run ahead of the receiver's answer, which names
     the window and the rows that need not travel.
@@ -51,6 +52,7 @@ class OutgoingEntry:
         channel: Channel,
         machine: SenderControl,
         reservation: Reservation,
+        slots: Mapping[GroupId, BlockId],
         release: Callable[[], Awaitable[None]],
         on_ended: Callable[[Ended], Awaitable[None]],
     ) -> None:
@@ -58,6 +60,7 @@ class OutgoingEntry:
         self.channel = channel
         self._node = node
         self._reservation = reservation
+        self._slots = slots
         self._release = release
         self._rows_ready: dict[int, int] = {}
         self._states_ready: set[int] = set()
@@ -181,9 +184,7 @@ class OutgoingEntry:
     def _start(self, window: WindowRef, start_token: int) -> None:
         reservation = self._reservation
         layout = EntryLayout(self._node.spec, reservation.num_tokens, start_token)
-        self._place = place(
-            layout, self._node.geometry, reservation.block_tables, reservation.tail_slots
-        )
+        self._place = place(layout, self._node.geometry, reservation.block_tables, self._slots)
         self._window = window
         put_bytes = self._node.config.put_bytes
         self._data = DataSender(

@@ -61,8 +61,16 @@ class PrefillJob(Job):
             until_s=self.until_s,
         )
         machine = SenderControl(terms, self.node.clock(), lease_s=self.node.config.lease_s)
+        # Where nothing is left to compute, the state to ship is the one that was resumed from.
+        is_whole_hit = self._start == self._stop
         self._outgoing = OutgoingEntry(
-            self.node, channel, machine, self.reservation, self.release, self._transfer_ended
+            self.node,
+            channel,
+            machine,
+            self.reservation,
+            self.reservation.resume_slots if is_whole_hit else self.reservation.tail_slots,
+            self.release,
+            self._transfer_ended,
         )
         self._outgoing.rows_ready(self._position)
         if self._prefilled_s is not None:

@@ -18,7 +18,7 @@ class TransferLoop:
 
     Args:
         machine: decides.
-        execute: carries out one command; must not raise.
+        execute: carries out one command; if it raises, the transfer is given up and says so.
         on_ended: called once, after the last command.
         clock: monotonic seconds.
     """
@@ -50,7 +50,13 @@ class TransferLoop:
         ended: tuple[Ended, ...] = ()
         while True:
             for command in self._machine.commands():
-                await self._execute(command)
+                try:
+                    await self._execute(command)
+                except Exception as error:
+                    # A command that fails ends this transfer, never the peer's patience.
+                    context = {"message": f"{command!r} failed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(context)
+                    self.feed(Cancel(EndCode.FAILED, f"{type(error).__name__}: {error}"))
             if ended:
                 break
             ended = await self._step()

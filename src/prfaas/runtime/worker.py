@@ -253,6 +253,7 @@ class Worker:
     def _refusal(self, work: Prefill | Expect | Generate) -> str | None:
         role = self._node.role
         num_tokens = len(work.tokens) // 4
+        # A prompt of one token leaves nothing to ship under Handoff.BEFORE_LAST.
         is_replay = num_tokens == 1 and role.decodes
         allowed = {
             Prefill: role.prefills,

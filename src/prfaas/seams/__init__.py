@@ -21,8 +21,8 @@ from prfaas.seams.policy import (
     RoleBalancer,
     RoleChanged,
     RoutedRequest,
-    RouteReason,
     Router,
+    RouteReason,
     RoutingDecision,
 )
 from prfaas.seams.transport import (

@@ -1,7 +1,7 @@
 """The HybridKVCache seam: which blocks and states serve a request, and for how long.
 
-A cache holds *bookkeeping* only: block ids and state slots. The bytes live in a block store or in the
-engine's own tensors, addressed by the same ids.
+A cache holds *bookkeeping* only: block ids and state slots. The bytes live in a block store or in
+the engine's own tensors, addressed by the same ids.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Engine seam: what a model runner must do so that its caches can be pooled and shipped.
 
-An engine keeps the working cache of each open request in its own form. It exchanges finished content
-with the pool through an `EntryMemory`: a view of the blocks and state slots of one reservation, in
-the canonical layout. An engine is synchronous and used by one thread at a time.
+An engine keeps the working cache of each open request in its own form. It exchanges finished
+content with the pool through an `EntryMemory`: a view of the blocks and state slots of one
+reservation, in the canonical layout. An engine is synchronous and used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from prfaas.core import BlockId, GroupId, RequestId
 from prfaas.spec import ModelSpec
 
 OnLayer = Callable[[int], None]
-"""Called with a model layer's index as soon as everything of it that was asked for is in the pool."""
+"""Called with a model layer's index once everything of it that was asked for is in the pool."""
 
 
 @attrs.frozen(kw_only=True)
 class RowSpan:
-    """Consecutive token rows of one layer: ``num_rows`` rows of the group's row layout in ``data``."""
+    """Consecutive token rows of one layer, ``num_rows`` of them in ``data``."""
 
     first_token: int
     num_rows: int
@@ -63,8 +63,8 @@ class Engine(Protocol):
 
     @property
     def segment_tokens(self) -> int:
-        """Prefill runs in segments that end on multiples of this (and at the end). A multiple of the
-        linear kernel's chunk; a resumed prefill whose start is such a multiple repeats the very
+        """Prefill runs in segments that end on multiples of this (and at the end). A multiple of
+        the linear kernel's chunk; a resumed prefill whose start is such a multiple repeats the very
         operations of an uninterrupted one."""
         ...
 

@@ -87,7 +87,7 @@ class ClusterView(Protocol):
         ...
 
     def link_bps(self) -> float | None:
-        """Measured rate of the link from PRFAAS to PD, bits/s; None before the first measurement."""
+        """Measured rate of the link from PRFAAS to PD, bits/s; None before the first sample."""
         ...
 
 

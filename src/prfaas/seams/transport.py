@@ -1,9 +1,9 @@
 """The Transport seam: small control frames, and puts into memory that the receiver named.
 
-The receiver exposes a *window*: a linear byte space laid over spans of its own registered memory. It
-sends the window's reference to the peer inside a control frame; the peer puts ranges into it. Since
-the destination is known before the bytes are read, nothing is staged, and one-sided fabrics can
-serve the same contract.
+The receiver exposes a *window*: a linear byte space laid over spans of its own registered memory.
+It sends the window's reference to the peer inside a control frame; the peer puts ranges into it.
+Since the destination is known before the bytes are read, nothing is staged, and one-sided fabrics
+can serve the same contract.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Delivery:
 
 
 class Channel(ABC):
-    """A connection to one peer. One sender and one receiver of frames at a time; puts may overlap."""
+    """A connection to one peer. Only one task may receive frames; sends and puts may overlap."""
 
     @property
     @abstractmethod

@@ -195,7 +195,8 @@ def _check_names(make_router: MakeRouter) -> None:
 
 
 def _check_ties(make_router: MakeRouter) -> None:
-    view = StillView(views=_remote("r", 4) + _local("p", 4, Role.PREFILL) + _local("d", 4))
+    decoders = _local("d", 2, Role.DECODE)
+    view = StillView(views=_remote("r", 4) + _local("p", 4, Role.PREFILL) + decoders)
     router, rng = make_router(), Random(5)
     chosen: Counter[NodeId] = Counter()
     for _ in range(_NUM_MISSES):

@@ -75,10 +75,12 @@ class RankDone:
     Attributes:
         sender_rank: from 0 to ``num_senders`` - 1; each rank reports once.
         sent_bytes: bytes that were acknowledged (`DataSender.sent_bytes`), 0 where a rank has none.
+        first_token: the token that this rank sampled after the prompt, if it did.
     """
 
     sender_rank: int = 0
     sent_bytes: int
+    first_token: int | None = None
 
 
 # Local events of the receiver.

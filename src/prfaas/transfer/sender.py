@@ -148,9 +148,16 @@ class SenderControl(TransferControl):
                 f"{self._window_bytes}; report a rank when all of its puts are acknowledged, or "
                 "Cancel"
             )
+        message = Done(
+            transfer_id=self._transfer_id,
+            sender_rank=rank,
+            sent_bytes=sent,
+            first_token=done.first_token,
+        )
+        encode(message)  # refuses here what could not be said later
         self._sent_bytes[rank] = sent
         self._heard.append(done)
-        self._say(Done(transfer_id=self._transfer_id, sender_rank=rank, sent_bytes=sent), now)
+        self._say(message, now)
 
     def _settle(self) -> None:
         if self._state is TransferState.SENDING and len(self._sent_bytes) == self._num_senders:

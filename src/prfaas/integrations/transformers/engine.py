@@ -1,16 +1,15 @@
 """The Engine seam for transformers models on one device, batch 1, greedy.
 
-Position ids are always explicit (some families ignore the cache's length without them), prefill runs
-in segments that end on absolute multiples of ``segment_tokens``, and everything that leaves the working
-cache is copied, because decoding overwrites states in place.
+Position ids are always explicit (some families ignore the cache's length without them), prefill
+runs in segments that end on absolute multiples of ``segment_tokens``, and everything that leaves
+the working cache is copied, because decoding overwrites states in place.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -23,7 +22,6 @@ from prfaas.seams import DecodeResult, EntryMemory, OnLayer
 from prfaas.spec import ModelSpec
 
 SEGMENT_TOKENS = 256
-T = TypeVar("T")
 
 
 @attrs.define
@@ -51,13 +49,20 @@ class TransformersEngine:
 
     Args:
         model: a loaded model in eval mode; its cache must be a ``DynamicCache`` whose layer classes
-            are in the tables of `layers` (GatedDeltaNet or KDA with GQA or MLA, and plain attention).
+            are in the tables of `layers` (GatedDeltaNet or KDA with GQA or MLA, and plain
+            attention).
+        name: the model's name in its fingerprint; default: its ``model_type``.
         revision: identity of the weights; default: a digest over a sample of every parameter.
         segment_tokens: see `Engine.segment_tokens`; a multiple of the linear kernel's chunk, 64.
     """
 
     def __init__(
-        self, model: Any, *, revision: str | None = None, segment_tokens: int = SEGMENT_TOKENS
+        self,
+        model: Any,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        segment_tokens: int = SEGMENT_TOKENS,
     ) -> None:
         if segment_tokens < 64 or segment_tokens % 64:
             raise ConfigError(
@@ -70,6 +75,7 @@ class TransformersEngine:
         self._spec = ModelSpec.from_hf_config(
             model.config,
             kv_dtype=_dtype(model.dtype),
+            name=name,
             revision=weights_digest(model) if revision is None else revision,
         )
         layers = model.get_decoder().layers
@@ -121,9 +127,7 @@ class TransformersEngine:
                 )
             for index, (token_kind, adapter) in self._adapters.items():
                 if token_kind:
-                    adapter.read(
-                        cache.layers[index], num_tokens, memory.rows(index, 0, num_tokens)
-                    )
+                    adapter.read(cache.layers[index], num_tokens, memory.rows(index, 0, num_tokens))
                 else:
                     adapter.read(cache.layers[index], memory.slot(index, slots))
         self._sessions[request_id] = _Session(cache, num_tokens)
@@ -143,9 +147,7 @@ class TransformersEngine:
                 f"request {request_id!r} holds {session.num_tokens} tokens, the segment starts at "
                 f"{start}; segments follow each other without gaps"
             )
-        self._export = _Export(
-            session.cache, start, start + len(tokens), memory, slots, on_layer
-        )
+        self._export = _Export(session.cache, start, start + len(tokens), memory, slots, on_layer)
         try:
             return self._forward(request_id, session, tokens)
         finally:
@@ -178,8 +180,8 @@ class TransformersEngine:
         except Exception as error:
             self.close(request_id)
             raise EngineError(
-                f"the model failed on request {request_id!r}, tokens {session.num_tokens} to {stop}: "
-                f"{error}; the request was closed"
+                f"the model failed on request {request_id!r}, tokens {session.num_tokens} to "
+                f"{stop}: {error}; the request was closed"
             ) from error
         session.num_tokens = stop
         logits = output.logits[0, -1].float().cpu()
@@ -215,7 +217,8 @@ def _dtype(dtype: torch.dtype) -> DType:
 def weights_digest(model: Any) -> str:
     """Identity of a model's weights: BLAKE2b over every parameter's name, shape and first 4 KiB.
 
-    Enough to tell revisions and seeds apart without reading a large model twice; not a proof of equality.
+    Enough to tell revisions and seeds apart without reading a large model twice; not a proof of
+    equality.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in sorted(model.state_dict().items()):
@@ -223,14 +226,3 @@ def weights_digest(model: Any) -> str:
         sample = parameter.detach().flatten()[:1024].float().cpu().contiguous()
         digest.update(sample.numpy().tobytes())
     return digest.hexdigest()
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Runs torch on one thread; logits are bit-reproducible only at equal thread counts."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

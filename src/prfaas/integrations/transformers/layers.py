@@ -2,7 +2,8 @@
 
 Seen with transformers 5.2x, batch 1:
 
-- ``DynamicLayer``: ``keys`` and ``values`` [1, heads, S, dim]; MLA models keep the latent in ``keys`` and
+- ``DynamicLayer``: ``keys`` and ``values`` [1, heads, S, dim]; MLA models keep the latent in
+``keys`` and
   the rope part in ``values``, both with one head. Appending re-allocates, so a view stays valid.
 - ``LinearAttentionLayer``: dicts ``recurrent_states[0]`` [1, heads, key_dim, value_dim] and
   ``conv_states[0]`` [1, channels, kernel], both overwritten in place by decoding. Only the newest

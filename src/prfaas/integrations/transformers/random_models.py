@@ -1,7 +1,7 @@
 """Tiny hybrid models with random weights, built from a local configuration: nothing is downloaded.
 
-The default initialisation makes logits almost independent of the context; here weights are scaled so
-that every cached tensor matters, and an exchange of caches that goes wrong shows.
+The default initialisation makes logits almost independent of the context; here weights are scaled
+so that every cached tensor matters, and an exchange of caches that goes wrong shows.
 """
 
 from __future__ import annotations

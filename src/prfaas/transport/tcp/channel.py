@@ -119,11 +119,12 @@ class TcpChannel(Channel):
     async def withdraw(self, window: WindowRef) -> None:
         idle = asyncio.Event()
         self._windows.withdraw(window.token, lambda: self._threads.post(idle.set))
+        limit_s = self._config.stall_timeout_s
         try:
-            async with asyncio.timeout(self._config.stall_timeout_s):
+            async with asyncio.timeout(limit_s):
                 await idle.wait()
-        except TimeoutError as error:
-            self._break(error)
+        except TimeoutError:
+            self._break(TimeoutError(f"the peer did not finish a put within {limit_s} s"))
             await idle.wait()
 
     async def put(

@@ -33,7 +33,7 @@ class TcpConfig:
     """
 
     num_connections: int = attrs.field(default=4)
-    chunk_bytes: int = attrs.field(default=512 << 10)
+    chunk_bytes: int = attrs.field(default=1 << 20)
     congestion: str | None = None
     checksum: bool = True
     allow_remote: bool = False

@@ -76,9 +76,14 @@ class LaneThreads:
         lane.hold()
         thread = threading.Thread(target=self._run, args=(lane, step), daemon=True)
         thread.name = f"prfaas-tcp-{thread.name}"
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads for us
+            lane.release()
+            self.post(self._on_failure, error)
+            return
         self._threads.add(thread)
         self._idle.clear()
-        thread.start()
 
     def post(self, call: Callable[..., object], *args: object) -> None:
         """Runs ``call`` in the loop; from any thread. Nothing happens once the loop is closed."""

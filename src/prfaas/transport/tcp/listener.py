@@ -150,7 +150,8 @@ class TcpListener(Listener):
         if len(sockets) >= opening.num_connections:
             raise RemoteProtocolError(f"peer joined more than {opening.num_connections} lanes")
         sockets.append(sock)
-        if all(len(s) == opening.num_connections for s in opening.lanes.values()):
+        joined = all(len(s) == opening.num_connections for s in opening.lanes.values())
+        if joined and not opening.complete.done():
             opening.complete.set_result(None)
 
     async def _open(self, sock: socket.socket, greeting: Greeting) -> None:

@@ -220,7 +220,10 @@ class OutgoingPuts:
 
     def _on_stall(self) -> None:
         self._on_failure(
-            TimeoutError(f"a put was cut short for {self._config.stall_timeout_s} s in vain")
+            TimeoutError(
+                "the peer took nothing of a put that is given up "
+                f"for {self._config.stall_timeout_s} s"
+            )
         )
 
     def _on_answers(self, lane: Lane, decoder: FrameDecoder) -> None:

@@ -139,15 +139,7 @@ class _Dialling:
             start_s = self._clock()
             greeting = await self._greet(sock)
             rtt_s = self._clock() - start_s
-            name = sock.getpeername()
-            async with asyncio.TaskGroup() as group:
-                lanes = {
-                    direction: [
-                        group.create_task(self._join(family, name, greeting.token, direction))
-                        for _ in range(greeting.num_connections)
-                    ]
-                    for direction in Direction
-                }
+            lanes = await self._join_all(family, sock.getpeername(), greeting)
             reader, writer = await asyncio.open_connection(sock=sock)
         except BaseException:
             for failed in self._sockets:
@@ -158,8 +150,8 @@ class _Dialling:
             peer=greeting.hello,
             reader=reader,
             writer=writer,
-            outgoing=[Lane(task.result()) for task in lanes[Direction.TO_LISTENER]],
-            incoming=[Lane(task.result()) for task in lanes[Direction.TO_DIALLER]],
+            outgoing=[Lane(lane) for lane in lanes[Direction.TO_LISTENER]],
+            incoming=[Lane(lane) for lane in lanes[Direction.TO_DIALLER]],
             rtt_s=rtt_s,
         )
         return TcpChannel(opened, self._config, self._clock)
@@ -191,6 +183,23 @@ class _Dialling:
                 f"we asked for {self._config.num_connections}"
             )
         return greeting
+
+    async def _join_all(
+        self, family: int, name: SocketAddress, greeting: Greeting
+    ) -> dict[Direction, list[socket.socket]]:
+        wanted = [d for d in Direction for _ in range(greeting.num_connections)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._join(family, name, greeting.token, direction))
+                    for direction in wanted
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others say the same
+        lanes: dict[Direction, list[socket.socket]] = {direction: [] for direction in Direction}
+        for direction, task in zip(wanted, tasks, strict=True):
+            lanes[direction].append(task.result())
+        return lanes
 
     async def _join(
         self, family: int, name: SocketAddress, token: bytes, direction: Direction
