@@ -33,8 +33,7 @@ from torch.nn.functional import cross_entropy
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 VALIDATION_SHARE = 0.02
-LONG_FACTOR, LONG_SHARE = 4, 0.1  # the last steps run on fewer, longer windows
-DECAY_SHARE = 0.4  # of the schedule, at the end, in which the learning rate falls to zero
+LONG_FACTOR = 4  # the last steps run on fewer, longer windows
 WARMUP_STEPS = 40
 
 
@@ -157,14 +156,14 @@ def train(
     held_out: torch.Tensor,
 ) -> None:
     """Run the schedule; print a line and save the weights every `args.report_every` steps."""
-    optimizers = build_optimizers(model, args.lr)
+    optimizers, decay = build_optimizers(model, args.lr), max(args.decay_share, 1e-9)
     start, cpu_start, step, done = time.monotonic(), time.process_time(), 0, 0.0
     while done < 1:
-        factor = LONG_FACTOR if done >= 1 - LONG_SHARE else 1
+        factor = LONG_FACTOR if done >= 1 - args.long_share else 1
         length, batch = args.length * factor, max(1, args.batch // factor)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = args.lr * min(1, (step + 1) / WARMUP_STEPS, (1 - done) / DECAY_SHARE)
+                group["lr"] = args.lr * min(1, (step + 1) / WARMUP_STEPS, (1 - done) / decay)
         starts = torch.randint(len(data) - length, (batch,)).tolist()
         loss = loss_of(model, torch.stack([data[i : i + length + 1] for i in starts]).long())
         loss.backward()
@@ -191,6 +190,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="bytes per training window")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=6e-3)
+    parser.add_argument("--decay-share", type=float, default=0.4, help="end of the schedule")
+    parser.add_argument("--long-share", type=float, default=0.1, help="end on longer windows")
+    parser.add_argument("--init", type=Path, help="start from the weights in this folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--report-every", type=int, default=250)
@@ -201,6 +203,8 @@ def main() -> None:
     data, held_out = split(documents(), args.seed)
     unigram, bigram = entropies(held_out)
     model = build_model(args.seed)
+    if args.init:
+        model.load_state_dict(type(model).from_pretrained(args.init).state_dict())
     print(
         f"{model.num_parameters()} parameters; {len(data)} bytes to train on; {len(held_out)} held "
         f"out, entropy {unigram:.3f} (unigram) and {bigram:.3f} (bigram) nats per byte",

@@ -12,7 +12,10 @@ import prfaas
 HEAVY = "torch triton transformers grpc zmq ucxx numpy rich matplotlib".split()
 ROUTED = """
 from random import Random
-from prfaas import *
+from prfaas import (
+    ClusterKind, GlobalPrefixIndex, LinkEstimator, LoadLedger, Role, ThresholdController,
+    ThresholdRouter, preset,
+)
 from prfaas.core import ClusterId, NodeId, RequestId
 from prfaas.hashing import hash_granules, root_hash
 from prfaas.seams import NodeUp, RoutedRequest

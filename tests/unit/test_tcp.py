@@ -71,7 +71,7 @@ async def opened(
 async def until(condition: Any) -> None:
     """Waits for something that other threads bring about."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - no event tells of it
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -297,7 +297,7 @@ def test_withdraw_waits_for_the_put_that_is_being_written() -> None:
             window = channel.expose(host_memory(buffer), [Span(0, 1000)])
             header = put_header(window.token, 0, 1000)
             peer.puts.write(header + b"a" * 500)
-            while not buffer[0]:  # noqa: ASYNC110 - a thread writes it
+            while not buffer[0]:
                 await asyncio.sleep(0.001)
             withdrawing = [asyncio.create_task(channel.withdraw(window)) for _ in range(2)]
             await asyncio.sleep(0.01)
@@ -321,7 +321,7 @@ def test_withdraw_breaks_a_channel_whose_put_does_not_go_on() -> None:
             buffer = bytearray(1000)
             window = channel.expose(host_memory(buffer), [Span(0, 1000)])
             peer.puts.write(put_header(window.token, 0, 1000) + b"a" * 500)
-            while not buffer[0]:  # noqa: ASYNC110 - a thread writes it
+            while not buffer[0]:
                 await asyncio.sleep(0.001)
             await channel.withdraw(window)
             peer.puts.write(b"b" * 500)
@@ -361,7 +361,7 @@ def test_an_inbox_that_nobody_empties_stops_the_peer() -> None:
                     await peer.control.writer.drain()
 
             flooding = asyncio.create_task(flood())
-            while channel._inbox._num_bytes < 16 << 20:  # noqa: ASYNC110 - no event tells of it
+            while channel._inbox._num_bytes < 16 << 20:
                 await asyncio.sleep(0.002)
             await asyncio.sleep(0.02)
             assert channel._inbox._num_bytes < 20 << 20

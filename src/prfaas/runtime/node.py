@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,8 @@ class WorkerConfig:
         put_bytes: pieces of an entry are sent once so many bytes are ready, or at the end.
         max_requests: requests held at a time; more are refused with a reason.
         report_s: period of link samples and lease renewals.
+        engine_niceness: added to the nice value of the engine's thread, where it computes on the
+            same cores that move bytes; 0 leaves it alone.
     """
 
     node_id: NodeId
@@ -57,6 +60,7 @@ class WorkerConfig:
     put_bytes: int = 512 << 10
     max_requests: int = 256
     report_s: float = 0.1
+    engine_niceness: int = 0
 
     @role.validator
     def _check_role(self, _: object, role: Role) -> None:
@@ -105,7 +109,12 @@ class Node:
         self.role = config.role
         self.counters: Counter[str] = Counter()
         self.work_arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"engine-{config.node_id}")
+        self._thread = ThreadPoolExecutor(
+            1,
+            thread_name_prefix=f"engine-{config.node_id}",
+            initializer=_be_nice,
+            initargs=(config.engine_niceness,),
+        )
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -161,3 +170,9 @@ class Node:
     def close(self) -> None:
         """Ends the engine's thread after its current step."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _be_nice(niceness: int) -> None:
+    """On Linux the nice value belongs to the calling thread."""
+    if niceness:
+        os.nice(niceness)

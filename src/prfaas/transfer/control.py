@@ -70,6 +70,11 @@ class TransferControl(ABC):
     RemoteProtocolError; in both cases nothing has changed. After a RemoteProtocolError the caller
     gives up with ``Cancel(EndCode.PROTOCOL, str(error))``. What is repeated, and whatever comes
     after the end, is ignored and counted.
+
+    Attributes:
+        terms: what this side knew before the first message.
+        ended: how it ended, None before that.
+        num_ignored: inputs that were ignored.
     """
 
     transitions: ClassVar[Transitions]
@@ -139,6 +144,10 @@ class TransferControl(ABC):
         return self._end(TransferState.EXPIRED, None)
 
     @property
+    def _transfer_id(self) -> TransferId:
+        return self.terms.transfer_id
+
+    @property
     def _waits(self) -> bool:
         return not self._state.is_end and self._state is not TransferState.COMPLETE
 
@@ -179,7 +188,7 @@ class TransferControl(ABC):
         self._let_go(target)
         self._state = target
         self.ended = Ended(
-            transfer_id=self.terms.transfer_id,
+            transfer_id=self._transfer_id,
             request_id=self.terms.request_id,
             state=target,
             code=code,
@@ -205,21 +214,19 @@ class TransferControl(ABC):
         code, reason, by_peer = self._why(TransferState.ABORTED, cause)
         if by_peer or code is None:
             return None
-        return Abort(
-            transfer_id=self.terms.transfer_id, code=code, reason=reason[:MAX_REASON_CHARS]
-        )
+        return Abort(transfer_id=self._transfer_id, code=code, reason=reason[:MAX_REASON_CHARS])
 
     def _release(self) -> None:
         self._commands.append(
-            ReleaseEntry(transfer_id=self.terms.transfer_id, request_id=self.terms.request_id)
+            ReleaseEntry(transfer_id=self._transfer_id, request_id=self.terms.request_id)
         )
 
     def _check_input(self, happened: Input) -> None:
         if isinstance(happened, Message):
-            if happened.transfer_id != self.terms.transfer_id:
+            if happened.transfer_id != self._transfer_id:
                 raise LocalProtocolError(
                     f"{type(happened).__name__} of transfer {happened.transfer_id!r} was given to "
-                    f"{self.terms.transfer_id!r}; route messages by transfer_id"
+                    f"{self._transfer_id!r}; route messages by transfer_id"
                 )
         elif not isinstance(happened, LocalEvent):
             raise LocalProtocolError(
@@ -236,7 +243,7 @@ class TransferControl(ABC):
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self.terms.transfer_id!r} {self._state.value}, "
+            f"<{type(self).__name__} {self._transfer_id!r} {self._state.value}, "
             f"{self._describe()}, lease until {self._lease_until_s:.3f} s, "
             f"{self.num_ignored} ignored>"
         )

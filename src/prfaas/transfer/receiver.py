@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from prfaas.core import TransferId
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transfer.control import Input, TransferControl, TransferTerms, Transitions
 from prfaas.transfer.events import (
@@ -241,10 +240,6 @@ class ReceiverControl(TransferControl):
         code = ended.code or EndCode.UNKNOWN
         reason = ended.reason[:MAX_REASON_CHARS]
         self._commands.append(Send(Reject(transfer_id=self._transfer_id, code=code, reason=reason)))
-
-    @property
-    def _transfer_id(self) -> TransferId:
-        return self.terms.transfer_id
 
     def check(self) -> None:
         """Asserts the invariants."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from prfaas.core import TransferId
 from prfaas.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from prfaas.transfer.control import Input, TransferControl, TransferTerms, Transitions
 from prfaas.transfer.events import (
@@ -201,10 +200,6 @@ class SenderControl(TransferControl):
         self._said_s = now
         self._owes_renewal = False
         self._commands.append(Send(message))
-
-    @property
-    def _transfer_id(self) -> TransferId:
-        return self.terms.transfer_id
 
     def check(self) -> None:
         """Asserts the invariants."""

@@ -164,19 +164,20 @@ class TransformersEngine:
             raise LocalProtocolError(f"request {request_id!r} is not open")
         return self._sessions[request_id]
 
-    @torch.inference_mode()
     def _forward(
         self, request_id: RequestId, session: _Session, tokens: Sequence[int]
     ) -> DecodeResult:
         stop = session.num_tokens + len(tokens)
         try:
-            output = self._model(
-                input_ids=torch.tensor([tokens], device=self._device),
-                position_ids=torch.arange(session.num_tokens, stop, device=self._device)[None],
-                cache=session.cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            with torch.inference_mode():
+                output = self._model(
+                    input_ids=torch.tensor([tokens], device=self._device),
+                    position_ids=torch.arange(session.num_tokens, stop, device=self._device)[None],
+                    cache=session.cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                logits = output.logits[0, -1].float().cpu()
         except Exception as error:
             self.close(request_id)
             raise EngineError(
@@ -184,7 +185,6 @@ class TransformersEngine:
                 f"{stop}: {error}; the request was closed"
             ) from error
         session.num_tokens = stop
-        logits = output.logits[0, -1].float().cpu()
         return DecodeResult(token=int(logits.argmax()), logits=logits.numpy().tobytes())
 
     def _hook(self, index: int) -> Callable[..., None]:
