@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
-from cluster.relay import Relay, Route
 
+from cluster.relay import Relay, Route
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.policy import GlobalPrefixIndex, LinkEstimator, LoadLedger, ThresholdController
 from prfaas.seams import Channel, Hello, NodeUp, Span, WindowRef
