@@ -6,8 +6,9 @@ recipe needs no download, and the weights it writes make the demo's text read li
 
     python examples/train_pocket_model.py --out pocket_model
 
-A run of the same --steps, --seed and --threads on the same Python, torch and processor repeats
-itself; --seconds is only a guard which ends the learning-rate schedule early on a slow machine.
+The README beside the weights names the two commands that made them. A run of the same arguments
+on the same Python, torch and processor repeats its losses; --seconds is only a guard,
+which ends the schedule early on a slow machine.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import transformers
 from prfaas.integrations.transformers import TransformersEngine, random_model
 
 POCKET = Path(__file__).parents[1] / "pocket_model"
-SEGMENT_TOKENS = 128
+SEGMENT_TOKENS = 256
 
 
 def load_model(name: str) -> Any:

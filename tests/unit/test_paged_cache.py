@@ -377,6 +377,14 @@ def test_memory_follows_the_traffic_from_group_to_group() -> None:
     assert hit(cache, "rvwxyz").num_held_tokens == 24
 
 
+def test_a_hit_counts_as_a_use_even_if_nothing_is_committed() -> None:
+    cache = PagedHybridCache(small_geometry())
+    (row,) = serve(cache, "a", "x", now=1.0).block_tables[ROWS]
+    reserve(cache, "b", "x1", now=3.0)
+    cache.release(RequestId("b"))
+    assert cache._index.oldest(ROWS, 1) == [(row, 3.0)]
+
+
 def test_duplicate_content_stays_private_and_is_freed_on_release() -> None:
     cache = PagedHybridCache(small_geometry())
     one = reserve(cache, "a", "xy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import resource
 
 import attrs
 import pytest
@@ -33,6 +34,15 @@ def test_an_arena_is_zeroed_page_aligned_memory_at_its_address() -> None:
     memory.buffer[-3:] = b"end"
     assert ctypes.string_at(memory.address + memory.num_bytes - 3, 3) == b"end"
     assert memory.device == "cpu"
+
+
+def test_an_arena_costs_no_page_faults_later() -> None:
+    num_pages = 1024
+    view = HostArena(num_pages * mmap.PAGESIZE).memory.buffer
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for page in range(num_pages):
+        view[page * mmap.PAGESIZE] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < num_pages // 4
 
 
 def test_a_closed_arena_says_so_and_leaves_views_alone() -> None:

@@ -16,7 +16,7 @@ MakeCache: TypeAlias = Callable[[], HybridKVCache]
 
 _ROOT = root_hash(b"prfaas.testing.cache")
 _NUM_PRESSURE = 200
-_MAX_HELD = 10_000
+_MAX_REQUESTS = 10_000
 
 
 @attrs.frozen
@@ -111,7 +111,6 @@ class _User:
         reservation = self.reserve(name, prompt, blocks=blocks)
         self.commit(name, prompt)
         self.cache.release(RequestId(name))
-        self.cache.check()
         return reservation
 
 
@@ -180,7 +179,7 @@ def _check_refusal(user: _User) -> None:
     """Holds requests until the pool refuses one; all that was there must still be there."""
     cache = user.start_afresh()
     held = user.prompt("abcde")
-    for number in range(_MAX_HELD):
+    for number in range(_MAX_REQUESTS):
         before, match = cache.usage(), user.match(held)
         cache.take_events()
         try:
@@ -189,7 +188,7 @@ def _check_refusal(user: _User) -> None:
             break
         user.commit(f"r{number}", held)
     else:
-        raise AssertionError(f"{_MAX_HELD} requests fit; make a smaller cache for this check")
+        raise AssertionError(f"{_MAX_REQUESTS} requests fit; make a smaller cache for this check")
     _require(cache.usage() == before, "a refused reservation changed the usage")
     _require(user.match(held) == match, "a refused reservation changed a match")
     _require(cache.take_events() == (), "a refused reservation made events")
@@ -325,12 +324,12 @@ def _check_staleness(user: _User) -> None:
     prompt = user.prompt("a")
     user.serve("a", prompt, blocks=(1,))
     stale = user.match(prompt)
-    for number in range(_NUM_PRESSURE):
+    for number in range(_MAX_REQUESTS):
         if user.match(prompt).num_held_tokens == 0:
             break
-        user.serve(f"p{number}", user.prompt(chr(1000 + number) + "xyz"), blocks=(1,))
+        user.serve(f"p{number}", user.prompt(chr(1000 + number) + "bcdefghi"), blocks=(1,))
     before = cache.usage()
-    _require(user.match(prompt).num_held_tokens == 0, "the pool is too large for this check")
+    _require(user.match(prompt).num_held_tokens == 0, "make a smaller cache for this check")
     _expect(
         CapacityError,
         lambda: cache.reserve(RequestId("b"), prompt.num_tokens, stale, now=0.0),
