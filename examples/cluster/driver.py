@@ -42,6 +42,8 @@ TOLERANCE = 1e-3
 KILLABLE = {"prefill": "prfaas-0", "local": "pd-prefill", "decode": "pd-decode"}
 """What ``--kill NAME@mid-transfer`` ends."""
 MID_TRANSFER_BYTES = 200_000
+EGRESS_PERIOD_S = 0.5
+MIN_WIDTH = 130
 
 
 @attrs.define
@@ -95,6 +97,7 @@ class Clusters:
         self.gateway_address = ""
         self.final_counts: dict[str, dict[str, int]] = {}
         self.killed: str | None = None
+        self._asking = asyncio.Lock()
 
     async def start(self) -> None:
         addresses = {name: await child.receive() for name, child in self.workers.items()}
@@ -127,8 +130,9 @@ class Clusters:
 
     async def relay_stats(self) -> dict[str, Any]:
         assert self.relay is not None
-        self.relay.pipe.send(("stats",))
-        return await self.relay.receive(5.0)
+        async with self._asking:
+            self.relay.pipe.send(("stats",))
+            return await self.relay.receive(5.0)
 
     def set_rate(self, mbps: float) -> None:
         assert self.relay is not None
@@ -213,7 +217,21 @@ async def serve_all(run: Run, clusters: Clusters, progress: Progress) -> dict[st
         run.thresholds.append((now, watch.threshold_tokens))
         if watch.link_bps is not None:
             run.estimates.append((now, watch.link_bps))
-        progress.link(threshold_tokens=watch.threshold_tokens, link_bps=watch.link_bps)
+        progress.link(
+            threshold_tokens=watch.threshold_tokens,
+            link_bps=watch.link_bps,
+            egress_bps=egress_bps,
+        )
+
+    egress_bps: float | None = None
+
+    async def watch_link() -> None:
+        nonlocal egress_bps
+        before = 0
+        while True:
+            num_bytes = (await clusters.relay_stats())["up_bytes"]
+            egress_bps, before = 8 * (num_bytes - before) / EGRESS_PERIOD_S, num_bytes
+            await asyncio.sleep(EGRESS_PERIOD_S)
 
     hello = Hello(node_id=NodeId("driver"), epoch=0, fingerprint=run.spec.fingerprint())
     client = await Client.connect(
@@ -221,13 +239,17 @@ async def serve_all(run: Run, clusters: Clusters, progress: Progress) -> dict[st
     )
     run.started_s = time.monotonic()
     done = {prompt.request_id: asyncio.Event() for prompt in run.prompts}
-    disturber = asyncio.ensure_future(disturb(run, clusters, done))
+    helpers = [
+        asyncio.ensure_future(disturb(run, clusters, done)),
+        asyncio.ensure_future(watch_link()),
+    ]
     try:
         await asyncio.gather(*(submit(run, client, prompt, done) for prompt in run.prompts))
         return await clusters.relay_stats()
     finally:
-        disturber.cancel()
-        await asyncio.gather(disturber, return_exceptions=True)
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
         await client.aclose()
 
 
@@ -326,6 +348,8 @@ def series_of(run: Run, stats: dict[str, Any]) -> dict[str, list[tuple[float, fl
 def main(args: argparse.Namespace) -> int:
     """Runs the demo as the command line says; returns the exit status."""
     console = Console(stderr=args.json)
+    if not console.is_terminal:
+        console = Console(stderr=args.json, width=MIN_WIDTH)
     try:
         run, totals, stats = asyncio.run(run_demo(args, console))
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -23,6 +23,7 @@ def load_model(name: str) -> Any:
     """``pocket``, ``random:FAMILY`` or a folder; float32, one thread: runs repeat exactly."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     if name.startswith("random:"):
         return random_model(name.removeprefix("random:"))
     folder = POCKET if name == "pocket" else Path(name)

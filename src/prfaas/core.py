@@ -78,7 +78,7 @@ class Handoff(enum.Enum):
 
 
 def _prompt(tokens: Iterable[int]) -> tuple[int, ...]:
-    if isinstance(tokens, str | bytes):
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise RequestError(
             f"tokens must be a sequence of token ids, got {type(tokens).__name__}; tokenize first"
         )
@@ -91,7 +91,7 @@ def _prompt(tokens: Iterable[int]) -> tuple[int, ...]:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
             raise RequestError(
                 f"token {position} is {token!r} ({type(token).__name__}); "
-                f"token ids are plain ints from 0 to {MAX_TOKEN_ID}"
+                f"token ids are plain ints from 0 to {MAX_TOKEN_ID} (of an array: .tolist())"
             )
     return prompt
 

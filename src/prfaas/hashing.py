@@ -64,6 +64,28 @@ def block_hashes(
     return tuple(granule_hashes[granules_per_block - 1 :: granules_per_block])
 
 
+def hash_blocks(
+    fingerprint: bytes,
+    tokens: Sequence[int],
+    *,
+    granule_tokens: int,
+    block_size: int,
+    salt: bytes = b"",
+) -> tuple[BlockHash, ...]:
+    """Return one hash per complete block of ``tokens``: what a cache of that block size looks up.
+
+    Raises:
+        RequestError: a token id is refused.
+        ConfigError: ``block_size`` is not a multiple of ``granule_tokens``.
+    """
+    if block_size < 1 or block_size % granule_tokens:
+        raise ConfigError(
+            f"block_size is {block_size}; it must be a multiple of the {granule_tokens}-token granule"
+        )
+    granules = hash_granules(root_hash(fingerprint, salt), tokens, granule_tokens)
+    return block_hashes(granules, block_size // granule_tokens)
+
+
 def _root(value: bytes) -> BlockHash:
     if not isinstance(value, bytes) or len(value) != HASH_BYTES:
         raise ConfigError(f"root is {value!r}; use the {HASH_BYTES} bytes of root_hash()")

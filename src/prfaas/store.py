@@ -23,8 +23,10 @@ class HostArena:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        if num_bytes < 1:
-            raise ConfigError(f"num_bytes is {num_bytes}; an arena has at least 1 byte")
+        if type(num_bytes) is not int or num_bytes < 1:
+            raise ConfigError(
+                f"num_bytes is {num_bytes!r}; an arena has a whole number of bytes, at least 1"
+            )
         try:
             pages = mmap.mmap(-1, num_bytes)
         except (OSError, OverflowError) as error:

@@ -116,6 +116,8 @@ TINY = {
             "moe_shared_expert_intermediate_size": 32,
         },
     ),
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {**MOE, **GATED_DELTA}),
     "qwen3_5_text": ("Qwen3_5TextConfig", GATED_DELTA),

@@ -85,8 +85,13 @@ def _check_block_size(spec: ModelSpec, block_size: int) -> None:
     if type(block_size) is not int or block_size < 1 or block_size % granule:
         raise ConfigError(
             f"block_size is {block_size!r} tokens; it must be a multiple of the "
-            f"{granule}-token granule that {spec.name!r} is hashed by"
+            f"{granule}-token granule that {spec.name!r} is hashed by, and at least {granule}"
         )
+
+
+def _check_whole(name: str, value: object) -> None:
+    if type(value) is not int:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of bytes or slabs")
 
 
 @attrs.frozen(kw_only=True)
@@ -117,6 +122,8 @@ class PoolGeometry:
 
     @units.validator
     def _check_slabs(self, _: object, units: tuple[UnitLayout, ...]) -> None:
+        for name, value in (("slab_bytes", self.slab_bytes), ("num_slabs", self.num_slabs)):
+            _check_whole(name, value)
         largest = max(unit.unit_stride_bytes for unit in units)
         if self.slab_bytes < largest or self.slab_bytes % ALIGNMENT_BYTES:
             raise ConfigError(
@@ -154,6 +161,7 @@ class PoolGeometry:
             ConfigError: as for the class; or no block would ever be complete.
         """
         _check_block_size(spec, block_size)
+        _check_whole("pool_bytes", pool_bytes)
         if max_tokens is not None and block_size > max_tokens:
             raise ConfigError(
                 f"block_size is {block_size} tokens and max_tokens is {max_tokens}: no block would "

@@ -268,6 +268,11 @@ class PagedHybridCache(HybridKVCache):
             if room.fits(needs):
                 return wanted[:num_positions]
         pinned = {g: self._leases.num_pinned(g) for g in self._groups}
+        if not self._entries:
+            raise CapacityError(
+                f"request {request_id!r} needs {needs} blocks and slots (by group) and does not fit "
+                f"the empty pool of {self._allocator.num_slabs} slabs; enlarge the pool"
+            )
         raise CapacityError(
             f"request {request_id!r} needs {needs} more blocks and slots (by group); "
             f"{len(self._entries)} requests hold {pinned} in a pool of "

@@ -92,9 +92,12 @@ class Gateway:
     Args:
         spec: the model; workers of another one are refused in the handshake.
         router, ledger, balancer: the policy; the ledger is the view that the router reads.
-        controller: the router's threshold controller, if it has one, moved on every tick.
+        transport: dials workers.
         hello: what the gateway declares to workers.
-        connect: dials a worker, usually ``prfaas.transport.connect`` or a transport's method.
+        controller: the router's threshold controller, if it has one, moved on every tick.
+        config: what happens when things go wrong.
+        rng: breaks ties between equal nodes.
+        clock: monotonic seconds.
     """
 
     def __init__(

@@ -71,9 +71,9 @@ class Engine(Protocol):
     def open(
         self,
         request_id: RequestId,
-        num_tokens: int,
-        memory: EntryMemory | None,
-        slots: Mapping[GroupId, BlockId],
+        num_tokens: int = 0,
+        memory: EntryMemory | None = None,
+        slots: Mapping[GroupId, BlockId] | None = None,
     ) -> None:
         """Starts a request whose first ``num_tokens`` tokens are in ``memory`` (rows) and ``slots``
         (state there). ``num_tokens`` 0 starts from nothing."""
@@ -84,9 +84,9 @@ class Engine(Protocol):
         request_id: RequestId,
         tokens: Sequence[int],
         start: int,
-        memory: EntryMemory | None,
-        slots: Mapping[GroupId, BlockId] | None,
-        on_layer: OnLayer | None,
+        memory: EntryMemory | None = None,
+        slots: Mapping[GroupId, BlockId] | None = None,
+        on_layer: OnLayer | None = None,
     ) -> DecodeResult:
         """Runs ``tokens``, which follow the first ``start`` tokens of the request.
 

@@ -26,9 +26,14 @@ class RoutedRequest:
     """
 
     request_id: RequestId
-    num_tokens: int
+    num_tokens: int = attrs.field()
     granule_hashes: Sequence[BlockHash] = ()
     excluded: frozenset[NodeId] = frozenset()
+
+    @num_tokens.validator
+    def _check_num_tokens(self, _: object, value: int) -> None:
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"num_tokens is {value!r}; a prompt has at least 1 token")
 
 
 class RouteReason(enum.Enum):

@@ -71,7 +71,7 @@ class Hello:
 
     node_id: NodeId
     epoch: int = attrs.field()
-    fingerprint: bytes
+    fingerprint: bytes = attrs.field()
     model: str = ""
     granule_tokens: int = 64
     layout: str = "group.layer.token"
@@ -80,8 +80,13 @@ class Hello:
 
     @epoch.validator
     def _check_epoch(self, _: object, value: int) -> None:
-        if not 0 <= value < 2**63:
-            raise ConfigError(f"epoch is {value}; it must fit 63 bits")
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise ConfigError(f"epoch is {value!r}; it must be a whole number that fits 63 bits")
+
+    @fingerprint.validator
+    def _check_fingerprint(self, _: object, value: bytes) -> None:
+        if not isinstance(value, bytes):
+            raise ConfigError(f"fingerprint is {value!r}; use the bytes of ModelSpec.fingerprint()")
 
 
 @attrs.frozen(kw_only=True)

@@ -113,9 +113,9 @@ class TransformersEngine:
     def open(
         self,
         request_id: RequestId,
-        num_tokens: int,
-        memory: EntryMemory | None,
-        slots: Mapping[GroupId, BlockId],
+        num_tokens: int = 0,
+        memory: EntryMemory | None = None,
+        slots: Mapping[GroupId, BlockId] | None = None,
     ) -> None:
         if request_id in self._sessions:
             raise LocalProtocolError(f"request {request_id!r} is already open; close it first")
@@ -129,7 +129,7 @@ class TransformersEngine:
                 if token_kind:
                     adapter.read(cache.layers[index], num_tokens, memory.rows(index, 0, num_tokens))
                 else:
-                    adapter.read(cache.layers[index], memory.slot(index, slots))
+                    adapter.read(cache.layers[index], memory.slot(index, slots or {}))
         self._sessions[request_id] = _Session(cache, num_tokens)
 
     def prefill(
@@ -137,11 +137,13 @@ class TransformersEngine:
         request_id: RequestId,
         tokens: Sequence[int],
         start: int,
-        memory: EntryMemory | None,
-        slots: Mapping[GroupId, BlockId] | None,
-        on_layer: OnLayer | None,
+        memory: EntryMemory | None = None,
+        slots: Mapping[GroupId, BlockId] | None = None,
+        on_layer: OnLayer | None = None,
     ) -> DecodeResult:
         session = self._session(request_id)
+        if not tokens:
+            raise LocalProtocolError(f"request {request_id!r}: a segment has at least 1 token")
         if start != session.num_tokens:
             raise LocalProtocolError(
                 f"request {request_id!r} holds {session.num_tokens} tokens, the segment starts at "

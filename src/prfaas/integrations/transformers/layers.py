@@ -3,8 +3,8 @@
 Seen with transformers 5.2x, batch 1:
 
 - ``DynamicLayer``: ``keys`` and ``values`` [1, heads, S, dim]; MLA models keep the latent in
-``keys`` and
-  the rope part in ``values``, both with one head. Appending re-allocates, so a view stays valid.
+  ``keys`` and the rope part in ``values``, both with one head. Appending re-allocates, so a view
+  stays valid.
 - ``LinearAttentionLayer``: dicts ``recurrent_states[0]`` [1, heads, key_dim, value_dim] and
   ``conv_states[0]`` [1, channels, kernel], both overwritten in place by decoding. Only the newest
   kernel-1 conv columns are ever read, so only these travel; the oldest comes back as zeros.
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from prfaas.core import DType
-from prfaas.errors import EngineError
+from prfaas.errors import ConfigError
 from prfaas.seams import RowSpan
 from prfaas.spec import TensorPart
 
@@ -129,12 +129,13 @@ STATE_LAYERS: dict[str, type[LinearState]] = {"LinearAttentionLayer": LinearStat
 def adapter_for(
     layer: object, parts: Sequence[TensorPart], device: torch.device, *, token_kind: bool
 ) -> Any:
-    """The adapter of one cache layer. EngineError if its class is not in the table."""
+    """The adapter of one cache layer. ConfigError if its class is not in the table."""
     table: dict[str, Any] = dict(ROW_LAYERS if token_kind else STATE_LAYERS)
     name = type(layer).__name__
     if name not in table:
-        raise EngineError(
-            f"transformers cache layer {name} is not supported for this layer kind; "
-            f"supported: {', '.join(sorted(table))}"
+        raise ConfigError(
+            f"the model caches a layer in {name}; TransformersEngine reads and writes "
+            f"{', '.join(sorted({*ROW_LAYERS, *STATE_LAYERS}))}: use a model of full and linear "
+            "attention layers, or add an adapter for this class"
         )
     return table[name](parts, device)
