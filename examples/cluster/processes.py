@@ -32,10 +32,12 @@ from prfaas.runtime.worker import Worker
 from prfaas.seams import Hello
 from prfaas.spec import ModelSpec
 from prfaas.store import HostArena, PoolMemory
-from prfaas.transport.tcp import TcpTransport
+from prfaas.transport.tcp import TcpConfig, TcpTransport
 
 ANY_PORT = "tcp://127.0.0.1:0"
 STOP_S = 10.0
+LINK = TcpConfig(chunk_bytes=128 << 10)
+"""Small chunks: on links of tens of Mbit/s every one is a measurement of the rate."""
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +151,7 @@ def worker_process(pipe: Connection, setup: WorkerSetup) -> None:
     )
 
     async def serve() -> None:
-        worker = Worker(node, TcpTransport())
+        worker = Worker(node, TcpTransport(LINK))
         await worker.start(ANY_PORT)
         pipe.send(worker.address)
         await _until_told(pipe)

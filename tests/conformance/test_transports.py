@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from prfaas.errors import TransportError
+from prfaas.errors import PutRefused, TransportError
 from prfaas.seams.transport import Hello, Memory, Span, WindowRef
-from prfaas.testing.transport import check_transport
+from prfaas.testing.transport import check_transport, host_memory, pair
 from prfaas.transport.inproc import InProcChannel, InProcTransport
 from prfaas.transport.tcp import TcpConfig, TcpTransport
 
@@ -85,3 +85,46 @@ class FaultyTransport(InProcTransport):
 def test_the_checks_find_a_faulty_put(put: Put) -> None:
     with pytest.raises(AssertionError):
         asyncio.run(check_transport(FaultyTransport(put), INPROC))
+
+
+def test_inproc_puts_give_way_and_can_be_refused_half_way() -> None:
+    async def main() -> None:
+        async with pair(InProcTransport({}), INPROC) as ends:
+            buffer = bytearray(3 << 20)
+            spans = [Span(0, len(buffer))]
+            window = ends.far.expose(host_memory(buffer), spans)
+            source = host_memory(bytearray(b"x" * len(buffer)))
+            putting = asyncio.create_task(ends.near.put(window, 0, source, spans))
+            while not buffer[0]:
+                assert not putting.done()
+                await asyncio.sleep(0)
+            await ends.far.withdraw(window)
+            with pytest.raises(PutRefused):
+                await putting
+            assert 0 < buffer.count(b"x") < len(buffer)
+            assert isinstance(ends.near, InProcChannel)
+            assert ends.near._meter.outstanding_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_inproc_senders_wait_for_a_full_inbox() -> None:
+    async def main() -> None:
+        async with pair(InProcTransport({}), INPROC) as ends:
+            frame = bytes(8 << 20)
+
+            async def flood() -> None:
+                for _ in range(6):
+                    await ends.near.send(frame)
+
+            flooding = asyncio.create_task(flood())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not flooding.done()
+            assert isinstance(ends.far, InProcChannel)
+            assert repr(ends.far._inbox) == "<Inbox 2 frames, 16777344 bytes, open>"
+            for _ in range(6):
+                assert len(await ends.far.receive()) == len(frame)
+            await flooding
+
+    asyncio.run(main())

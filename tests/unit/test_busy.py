@@ -172,6 +172,16 @@ def test_bytes_queued_while_busy_extend_the_period() -> None:
     assert (sample.num_bytes, sample.start_s, sample.end_s) == (2000, 0.001, 0.101)
 
 
+def test_slices_of_a_long_link_span_several_round_trips() -> None:
+    meter = BusyMeter(base_rtt_s=0.2)
+    meter.queued(10_000, 0.0)
+    for step in range(1, 101):
+        meter.acknowledged(100, 0.2 + step * 0.1)
+    samples = meter.take()
+    assert sum(sample.num_bytes for sample in samples) == 10_000
+    assert all(sample.end_s - sample.start_s > 0.9 for sample in samples)
+
+
 def test_dropped_bytes_end_a_period_without_being_delivered() -> None:
     meter = BusyMeter(base_rtt_s=0.001)
     meter.queued(3000, 0.0)

@@ -41,6 +41,7 @@ from prfaas.testing.transport import (
     pair,
 )
 from prfaas.transport.tcp import TcpChannel, TcpConfig, TcpTransport
+from prfaas.transport.tcp.lanes import Lane
 from prfaas.transport.tcp.outgoing import OutgoingPuts
 from prfaas.transport.views import SpanViews
 from prfaas.wire.busy import BusyMeter
@@ -379,6 +380,47 @@ def test_a_handler_that_fails_costs_its_channel_only(caplog: pytest.LogCaptureFi
 
     run(main())
     assert "ValueError: of the handler" in caplog.text
+
+
+def test_aclose_waits_for_the_threads() -> None:
+    async def main() -> None:
+        async with opened() as (near, _):
+            may_end = threading.Event()
+            ours, theirs = socket.socketpair()
+            lane = Lane(ours)
+            near._threads.start(lane, lambda _: may_end.wait() and False)
+            lane.release()
+            closing = asyncio.create_task(near.aclose())
+            await asyncio.wait([near._reading])
+            await asyncio.sleep(0.01)
+            assert not closing.done()
+            may_end.set()
+            await closing
+            assert ours.fileno() == -1
+            theirs.close()
+
+    run(main())
+
+
+def test_a_given_up_put_leaves_nothing_in_the_books() -> None:
+    async def main() -> None:
+        async with opened() as (near, far):
+            memory, spans = whole(bytearray(16 << 20))
+            window = far.expose(memory, spans)
+            far_away = attrs.evolve(window, num_bytes=1 << 40)
+            putting = asyncio.create_task(near.put(window, 0, memory, spans))
+            await asyncio.sleep(0)
+            putting.cancel()
+            await asyncio.wait([putting])
+            with pytest.raises(PutRefused):
+                await near.put(far_away, 1 << 30, memory, spans)
+            await near.put(window, 0, memory, spans)
+            await until(lambda: not near._outgoing._in_flight)
+            assert near._outgoing._meter.outstanding_bytes == 0
+            assert not near._outgoing._active
+            near._outgoing._meter.check()
+
+    run(main())
 
 
 def test_a_slow_lane_does_not_hold_the_others() -> None:

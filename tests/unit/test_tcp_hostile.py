@@ -6,18 +6,23 @@ import asyncio
 import os
 import pickle
 import random
+import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
-from prfaas.errors import ChannelBroken, ConnectError
+from prfaas.errors import ChannelBroken, ConnectError, PeerMismatch
 from prfaas.seams.transport import Span, WindowRef
 from prfaas.testing.transport import DIALLER, LISTENER, accepting, host_memory
 from prfaas.transport.tcp import TcpChannel, TcpConfig, TcpListener, TcpTransport
+from prfaas.transport.tcp.incoming import LaneReceiver
+from prfaas.transport.windows import WindowTable
 from prfaas.wire.frames import (
     Direction,
     Frame,
@@ -30,6 +35,7 @@ from prfaas.wire.frames import (
     encode_ack,
     encode_frame,
     encode_join,
+    encode_nack,
     encode_put,
 )
 from prfaas.wire.handshake import Greeting, decode_greeting, encode_greeting
@@ -165,9 +171,10 @@ def test_a_listener_survives_every_opening(tmp_path: Path) -> None:
             for opening in openings(tmp_path).values():
                 wires.append(await Wire.dial(listener.address))
                 wires[-1].write(opening)
-            for wire in wires:
-                while frame := await wire.read():
-                    assert frame.kind is Kind.WELCOME
+            for name, wire in zip(openings(tmp_path), wires, strict=True):
+                if name == "a hello and no lanes":
+                    assert (await wire.read() or Frame(Kind.BYE, b"")).kind is Kind.WELCOME
+                assert await wire.read() is None
                 wire.close()
             assert listener.num_rejected == len(wires)
             near, far = await transport.connect(listener.address, DIALLER), await accept()
@@ -178,6 +185,23 @@ def test_a_listener_survives_every_opening(tmp_path: Path) -> None:
 
     run(main())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_channel_whose_lanes_do_not_all_come_is_let_go() -> None:
+    async def main() -> None:
+        transport = TcpTransport(TcpConfig(handshake_timeout_s=0.03))
+        async with accepting(transport, ANY) as (listener, _):
+            control, lane = [await Wire.dial(listener.address) for _ in range(2)]
+            control.write(HELLO)
+            welcome = await control.read()
+            assert welcome
+            lane.write(encode_join(decode_greeting(welcome.body).token, Direction.TO_LISTENER))
+            assert await control.read() is None
+            assert await lane.read() is None
+            control.close()
+            lane.close()
+
+    run(main())
 
 
 def test_handshakes_are_bounded() -> None:
@@ -288,6 +312,37 @@ def test_refused_puts_are_drained_and_answered_with_the_reason() -> None:
             assert buffer[59:60] == b"z"
 
     run(main())
+
+
+def num_answers(sock: socket.socket) -> int:
+    try:
+        return len(sock.recv(1 << 16, socket.MSG_DONTWAIT)) // len(encode_nack(0, NackReason(1)))
+    except BlockingIOError:
+        return 0
+
+
+def test_answers_are_held_back_while_the_next_put_is_there_but_not_for_ever() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        puts = [put_header(bytes(16), 0, 10, sequence) + b"0123456789" for sequence in range(23)]
+        far.sendall(b"".join(puts[:21]) + puts[21][:-1])
+        receiver = LaneReceiver(WindowTable())
+        answered = []
+        for _ in range(21):
+            assert receiver.step(near)
+            answered.append(num_answers(far))
+        assert answered == [8 if step in (8, 16) else 0 for step in range(21)]
+        stepping = threading.Thread(target=receiver.step, args=(near,))
+        stepping.start()
+        while not (held := num_answers(far)):
+            pass
+        assert held == 5  # the last put is not complete: the sender hears of the others first
+        far.sendall(puts[21][-1:])
+        stepping.join()
+        far.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionResetError):
+            receiver.step(near)
+        assert num_answers(far) == 1
 
 
 def test_withdraw_waits_for_the_put_that_is_being_written() -> None:
@@ -432,6 +487,16 @@ def test_an_impostor_cannot_be_connected_to(replies: tuple[bytes, ...]) -> None:
     async def main() -> None:
         async with impostor(*replies) as address:
             with pytest.raises(ConnectError, match="cannot connect"):
+                await TcpTransport().connect(address, DIALLER)
+
+    run(main())
+
+
+def test_a_listener_of_another_model_is_refused_by_the_dialler() -> None:
+    async def main() -> None:
+        other = attrs.evolve(LISTENER, fingerprint=b"another")
+        async with impostor(welcome_of(hello=other)) as address:
+            with pytest.raises(PeerMismatch, match="fingerprint"):
                 await TcpTransport().connect(address, DIALLER)
 
     run(main())

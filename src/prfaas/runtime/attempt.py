@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias
 
 import attrs
 
-from prfaas.core import ClusterId, ClusterKind, Handoff, NodeId, Request
+from prfaas.core import Handoff, NodeId, Request
 from prfaas.errors import PrfaasError, TransportError
+from prfaas.runtime.links import WorkerLink
 from prfaas.runtime.messages import (
     Cancel,
     Expect,
     Expecting,
     Failed,
     Finished,
-    Prefilled,
     Generate,
     Message,
     Prefill,
+    Prefilled,
     Sent,
     Token,
-    encode,
-    pack_tokens,
+    prompt_fields,
 )
-from prfaas.seams import Channel, RequestOutcome, RoutingDecision
+from prfaas.seams import RequestOutcome, RoutingDecision
 from prfaas.spec import ModelSpec
 
+OnPhase = Callable[[str, str], None]
+"""Called with a request's id and the phase that it entered; must not block."""
+Record: TypeAlias = dict[str, str | int | float | bool | None]
+Said: TypeAlias = Expecting | Prefilled | Sent | Token | Finished | Failed
+"""What a worker says about an attempt."""
 SENT_GRACE_S = 0.5
 """How long a finished request waits for the prefill node's own measurements."""
+MIN_DEADLINE_S = 0.001
 
 
 class AttemptFailed(PrfaasError):
@@ -37,37 +45,29 @@ class AttemptFailed(PrfaasError):
     Attributes:
         retryable: another attempt may succeed.
         at_fault: a node to avoid next time, None if no node is to blame.
+        busy: nothing was begun; it does not count as a failure.
     """
 
-    def __init__(self, reason: str, *, retryable: bool, at_fault: NodeId | None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        retryable: bool = True,
+        at_fault: NodeId | None = None,
+        busy: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.retryable = retryable
         self.at_fault = at_fault
+        self.busy = busy
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class NodeLost:
-    """Local event: the channel to a worker ended."""
+    """Local event: the connection to a worker ended."""
 
-    node_id: NodeId
+    link: WorkerLink
     reason: str
-
-
-@attrs.frozen(kw_only=True)
-class WorkerLink:
-    """The gateway's side of one worker."""
-
-    node_id: NodeId
-    cluster_id: ClusterId
-    kind: ClusterKind
-    epoch: int
-    channel: Channel
-    address: str
-    peer_addresses: dict[ClusterId, str]
-
-    def address_for(self, peer: WorkerLink) -> str:
-        """Where ``peer`` dials this worker."""
-        return self.peer_addresses.get(peer.cluster_id, self.address)
 
 
 @attrs.frozen(kw_only=True)
@@ -82,7 +82,7 @@ class Generation:
 
     tokens: tuple[int, ...]
     logits: tuple[bytes, ...] = attrs.field(repr=False)
-    record: dict[str, str | int | float | bool | None]
+    record: Record
 
 
 @attrs.define
@@ -97,81 +97,95 @@ class _Run:
 
 
 class Attempt:
-    """Runs the attempts of one request, one after the other."""
+    """Runs the attempts of one request, one after the other.
+
+    Raises:
+        RequestError: no message can carry the request.
+    """
 
     def __init__(
         self,
         request: Request,
         spec: ModelSpec,
         handoff: Handoff,
-        on_phase: Callable[[str, str], Awaitable[None]] | None,
+        on_phase: OnPhase | None,
         clock: Callable[[], float],
     ) -> None:
         self.request = request
         self.number = 0
         self.phase = "queued"
         self.excluded: set[NodeId] = set()
-        self.inbox: asyncio.Queue[Message | NodeLost] = asyncio.Queue()
         self._spec = spec
         self._handoff = handoff
         self._on_phase = on_phase
         self._clock = clock
         self._arrived_s = clock()
+        self._fields = prompt_fields(request)
+        self._inbox: asyncio.Queue[Said | NodeLost] = asyncio.Queue()
         self._run = _Run()
-        self._links: list[WorkerLink] = []
+        self._links: tuple[WorkerLink, ...] = ()
 
-    def expects(self, node_id: NodeId, message: Message) -> bool:
-        """Whether a message belongs to the attempt that runs now and to a node of it."""
-        return getattr(message, "attempt", None) == self.number and any(
-            link.node_id == node_id for link in self._links
-        )
+    def hear(self, link: WorkerLink, message: Said) -> bool:
+        """Takes what a worker says; False if it is not part of the attempt that runs now."""
+        if message.attempt != self.number or all(other is not link for other in self._links):
+            return False
+        self._inbox.put_nowait(message)
+        return True
+
+    def lose(self, link: WorkerLink, reason: str) -> None:
+        """The connection to a worker ended."""
+        self._inbox.put_nowait(NodeLost(link, reason))
 
     async def run(
         self, decision: RoutingDecision, prefill: WorkerLink, decode: WorkerLink
     ) -> Generation:
         """One attempt. Raises AttemptFailed."""
         self._run = _Run()
+        self._inbox = asyncio.Queue()
         ships = prefill is not decode and self._num_shipped > 0
-        self._links = [decode, prefill] if ships else [decode]
-        if not ships:
-            await self._say(decode, Generate(**self._work()))
-            await self._enter("prefill")
-        else:
-            await self._say(decode, Expect(**self._work(), prefill_node=prefill.node_id))
-            await self._next_of(Expecting)
-            await self._say(
+        self._links = (decode, prefill) if ships else (decode,)
+        work = {**self._fields, "attempt": self.number}
+        if ships:
+            self._say(
+                decode,
+                Expect(**work, deadline_s=self._left_s, prefill_node=prefill.node_id),
+            )
+            while not isinstance(message := await self._inbox.get(), Expecting):
+                self._take(message)
+            self._say(
                 prefill,
                 Prefill(
-                    **self._work(),
+                    **work,
+                    deadline_s=self._left_s,
                     decode_node=decode.node_id,
                     decode_address=decode.address_for(prefill),
                 ),
             )
-            await self._enter("prefill")
+        else:
+            self._say(decode, Generate(**work, deadline_s=self._left_s))
+        self._enter("prefill")
         await self._until_finished()
-        self._links = []
+        self._links = ()
         return self._generation(decision)
 
-    async def next(self) -> None:
+    def next(self) -> None:
         """Tells the nodes of this attempt to forget it, and counts on."""
-        await self.cancel_everywhere()
+        self.give_up()
         self.number += 1
-        self.inbox = asyncio.Queue()
-        await self._enter("queued")
+        self._enter("queued")
 
-    async def cancel_everywhere(self) -> None:
-        """Idempotent; nodes that are done or gone do not mind."""
-        links, self._links = self._links, []
+    def give_up(self) -> None:
+        """Tells the nodes of this attempt to forget it. Idempotent; those that are done or gone do
+        not mind."""
+        links, self._links = self._links, ()
+        cancel = Cancel(
+            request_id=self.request.request_id,
+            attempt=self.number,
+            reason="the gateway gave this attempt up",
+        )
         for link in links:
-            cancel = Cancel(
-                request_id=self.request.request_id,
-                attempt=self.number,
-                reason="the gateway gave this attempt up",
-            )
-            try:
-                await link.channel.send(encode(cancel))
-            except TransportError:
-                continue  # a lost worker has forgotten everything already
+            with suppress(TransportError):  # a lost worker has forgotten everything already
+                link.line.post(cancel)
 
     def outcome(self, decision: RoutingDecision, *, ok: bool) -> RequestOutcome:
         """What the router learns of this attempt."""
@@ -193,17 +207,9 @@ class Attempt:
         first_s = self._run.first_s
         return None if first_s is None else first_s - self._arrived_s
 
-    def _work(self) -> dict[str, object]:
-        request = self.request
-        return {
-            "request_id": request.request_id,
-            "attempt": self.number,
-            "tokens": pack_tokens(request.tokens),
-            "max_new_tokens": request.max_new_tokens,
-            "tenant": request.tenant,
-            "return_logits": request.return_logits,
-            "deadline_s": max(0.001, request.deadline_s - (self._clock() - self._arrived_s)),
-        }
+    @property
+    def _left_s(self) -> float:
+        return max(MIN_DEADLINE_S, self._arrived_s + self.request.deadline_s - self._clock())
 
     @property
     def _num_shipped(self) -> int:
@@ -212,71 +218,72 @@ class Attempt:
 
     async def _until_finished(self) -> None:
         run = self._run
-        while run.finished is None:
-            await self._take(await self.inbox.get())
-        is_local = len(self._links) == 1
-        try:
+        # The two nodes speak on connections of their own: the last token may overtake the first.
+        while run.finished is None or run.first is None:
+            self._take(await self._inbox.get())
+        # The answer is complete; at most the prefill node's timing is missing.
+        with suppress(TimeoutError, AttemptFailed):
             async with asyncio.timeout(SENT_GRACE_S):
-                while run.sent is None and not is_local:
-                    await self._take(await self.inbox.get())
-        except (TimeoutError, AttemptFailed):
-            run.sent = None  # the answer is complete; only the prefill node's timing is missing
+                while run.sent is None and len(self._links) > 1:
+                    self._take(await self._inbox.get())
         missing = set(range(self.request.max_new_tokens)) - set(run.tokens)
         if missing:
             raise AttemptFailed(
                 f"request {self.request.request_id!r} finished without tokens {sorted(missing)}",
-                retryable=True,
                 at_fault=self._links[0].node_id,
             )
+        self._enter("done")
 
-    async def _next_of(self, kind: type) -> None:
-        while not isinstance(message := await self.inbox.get(), kind):
-            await self._take(message)
-
-    async def _take(self, message: Message | NodeLost) -> None:
+    def _take(self, message: Said | NodeLost) -> None:
         run = self._run
-        if isinstance(message, NodeLost):
-            prefill_is_done = run.sent is not None and message.node_id != self._links[0].node_id
-            if any(link.node_id == message.node_id for link in self._links) and not prefill_is_done:
-                raise AttemptFailed(message.reason, retryable=True, at_fault=message.node_id)
-        elif isinstance(message, Failed):
-            at_fault = NodeId(message.at_fault) if message.at_fault else None
-            raise AttemptFailed(
-                f"{message.stage} of request {message.request_id!r} failed: {message.reason}",
-                retryable=message.retryable,
-                at_fault=at_fault,
-            )
-        elif isinstance(message, Prefilled):
-            run.first = message
-            if message.token is not None:
-                await self._take_token(0, message.token, message.logits)
-        elif isinstance(message, Sent):
-            run.sent = message
-        elif isinstance(message, Token):
-            await self._take_token(message.index, message.token, message.logits)
-        elif isinstance(message, Finished):
-            run.finished = message
-            await self._enter("done")
+        match message:
+            case NodeLost():
+                self._take_loss(message)
+            case Failed():
+                raise AttemptFailed(
+                    f"{message.stage} of request {message.request_id!r} failed: {message.reason}",
+                    retryable=message.retryable,
+                    at_fault=NodeId(message.at_fault) if message.at_fault else None,
+                    busy=message.busy,
+                )
+            case Prefilled():
+                run.first = message
+                if message.token is not None:
+                    self._take_token(0, message.token, message.logits)
+            case Sent():
+                run.sent = message
+            case Token():
+                self._take_token(message.index, message.token, message.logits)
+            case Finished():
+                run.finished = message
 
-    async def _take_token(self, index: int, token: int, logits: bytes) -> None:
-        self._run.tokens[index] = (token, logits)
+    def _take_loss(self, lost: NodeLost) -> None:
+        decode, *prefill = self._links
+        is_needed = lost.link is decode or (lost.link in prefill and self._run.sent is None)
+        if is_needed:
+            raise AttemptFailed(lost.reason, at_fault=lost.link.node_id)
+
+    def _take_token(self, index: int, token: int, logits: bytes) -> None:
+        run = self._run
+        run.tokens[index] = (token, logits)
         if index == 0:
-            self._run.first_s = self._clock()
-            await self._enter("decode" if len(self._links) == 1 else "transfer")
-        elif index == 1:
-            await self._enter("decode")
+            run.first_s = self._clock()
+        if index or len(self._links) == 1:
+            self._enter("decode")
+        elif len(run.tokens) == 1:
+            self._enter("transfer")
 
-    async def _say(self, link: WorkerLink, message: Message) -> None:
+    def _say(self, link: WorkerLink, message: Message) -> None:
         try:
-            await link.channel.send(encode(message))
+            link.line.post(message)
         except TransportError as error:
-            raise AttemptFailed(str(error), retryable=True, at_fault=link.node_id) from error
+            raise AttemptFailed(str(error), at_fault=link.node_id) from error
 
-    async def _enter(self, phase: str) -> None:
+    def _enter(self, phase: str) -> None:
         if phase != self.phase:
             self.phase = phase
             if self._on_phase is not None:
-                await self._on_phase(self.request.request_id, phase)
+                self._on_phase(self.request.request_id, phase)
 
     def _generation(self, decision: RoutingDecision) -> Generation:
         tokens = [self._run.tokens[i] for i in range(self.request.max_new_tokens)]
@@ -286,11 +293,11 @@ class Attempt:
             record=self._record(decision),
         )
 
-    def _record(self, decision: RoutingDecision) -> dict[str, str | int | float | bool | None]:
+    def _record(self, decision: RoutingDecision) -> Record:
         first, sent, finished = self._run.first, self._run.sent, self._run.finished
         assert finished is not None
         assert first is not None
-        # A prompt that the decode node had to compute itself was not offloaded, whatever was decided.
+        # A prompt that the decode node had to compute was not offloaded, whatever was decided.
         shipped = decision.prefill_node != decision.decode_node and self._num_shipped > 0
         offloaded = decision.offloaded and shipped and finished.decode_prefilled_tokens <= 1
         return {

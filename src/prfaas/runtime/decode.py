@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Container
 from functools import partial
 
 from prfaas.core import RequestId, TransferId
 from prfaas.errors import PrfaasError, TransportError
-from prfaas.runtime.job import Job, Reply, TokenStream
-from prfaas.runtime.messages import TRANSFER, Expect, Expecting, Token
+from prfaas.runtime.job import Job, OnOver
+from prfaas.runtime.line import Line
+from prfaas.runtime.messages import Expect, Expecting, plain_text
 from prfaas.runtime.node import Node
+from prfaas.runtime.stream import TokenStream
 from prfaas.runtime.transfers import TransferLoop
-from prfaas.seams import Channel, DecodeResult, EntryMemory, WindowRef
+from prfaas.seams import EntryMemory, WindowRef
 from prfaas.transfer import (
     Cancel,
     CloseWindow,
     Command,
     Done,
-    Ended,
     EndCode,
+    Ended,
     EntryLayout,
-    InstallEntry,
     Installed,
-    Message,
+    InstallEntry,
+    Offer,
     OpenWindow,
     PeerLost,
     ReceiverControl,
     ReleaseEntry,
+    Renew,
     Send,
+    TransferState,
     TransferTerms,
     WindowOpened,
-    encode,
     place,
 )
+from prfaas.transfer import Message as TransferMessage
 
 
 class DecodeJob(Job):
     """Reserves blocks, exposes them to the prefill node, and decodes once everything has landed.
 
-    Blocks are given back to the cache right after installation: the engine has its own copy then, and
-    complete blocks stay behind as prefix entries.
+    Blocks are given back to the cache right after installation: the engine has its own copy then,
+    and complete blocks stay behind as prefix entries.
     """
 
     stage = "decode"
 
-    def __init__(
-        self, node: Node, work: Expect, reply: Reply, on_over: Callable[[Job], None]
-    ) -> None:
-        super().__init__(node, work, reply, on_over)
+    def __init__(self, node: Node, work: Expect, gateway: Line, on_over: OnOver) -> None:
+        super().__init__(node, work, gateway, on_over)
+        self._prefill_node = work.prefill_node
         self._num_shipped = node.config.handoff.num_tokens(len(self.tokens))
         self._hashes = node.hashes(self.tokens[: self._num_shipped], work.tenant)
         match = node.cache.match(self._hashes, max_tokens=self._num_shipped)
@@ -59,16 +62,13 @@ class DecodeJob(Job):
             receive=True,
             lease_until_s=self.until_s,
         )
-        self.held_tokens = self.reservation.num_reused_tokens
-        self.prefill_node = work.prefill_node
+        self._held_tokens = self.reservation.num_reused_tokens
         self._memory: EntryMemory = node.pool.entry(self.reservation)
-        self._layout = EntryLayout(node.spec, self._num_shipped, self.held_tokens)
-        self._channel: Channel | None = None
+        self._layout = EntryLayout(node.spec, self._num_shipped, self._held_tokens)
+        self._line: Line | None = None
         self._window: WindowRef | None = None
-        self._first_token: int | None = None
-        self._received_bytes = 0
+        self._done: Done | None = None
         self._num_replayed = 0
-        self._is_cancelled = False
         self._stream = TokenStream(self)
         terms = TransferTerms(
             transfer_id=TransferId(self.key),
@@ -77,33 +77,32 @@ class DecodeJob(Job):
             num_tokens=self._num_shipped,
             until_s=self.until_s,
         )
-        machine = ReceiverControl(terms, node.clock(), start_token=self.held_tokens)
-        self._transfer = TransferLoop(machine, self._execute, self._transfer_ended, node.clock)
-
-    async def announce(self) -> None:
-        """Tells the gateway that the prefill node may come."""
-        await self.reply(
+        self._transfer = TransferLoop(
+            ReceiverControl(terms, node.clock(), start_token=self._held_tokens),
+            self._execute,
+            self._transfer_ended,
+            clock=node.clock,
+            tasks=node.tasks,
+        )
+        self.reply(
             Expecting(
-                request_id=self.work.request_id,
-                attempt=self.work.attempt,
-                held_tokens=self.held_tokens,
+                request_id=work.request_id, attempt=work.attempt, held_tokens=self._held_tokens
             )
         )
 
     @property
-    def channel(self) -> Channel | None:
-        """The prefill node's channel, once it has offered the entry."""
-        return self._channel
+    def peer_line(self) -> Line | None:
+        return self._line
 
-    def feed(self, channel: Channel, message: Message) -> None:
-        """A message of the prefill node."""
-        if self._channel is None:
-            self._channel = channel
-        if isinstance(message, Done):
-            self._received_bytes += message.sent_bytes
-            if message.first_token is not None:
-                self._first_token = message.first_token
+    def feed(self, line: Line, message: TransferMessage) -> bool:
+        if self._line is None and isinstance(message, Offer):
+            self._line = line
+        if self._line is not line:
+            return False
+        if self._done is None and isinstance(message, Done):
+            self._done = message
         self._transfer.feed(message)
+        return True
 
     async def prefill_segment(self) -> None:
         """Replays the last prompt token where the handoff leaves it to the decode node."""
@@ -112,59 +111,46 @@ class DecodeJob(Job):
         result = await self.in_engine(
             partial(self.node.engine.prefill, self.key, last, self._num_shipped, None, None, None)
         )
-        if result is None:
-            return
-        self._num_replayed = len(last)
-        work = self.work
-        await self.reply(
-            Token(
-                request_id=work.request_id,
-                attempt=work.attempt,
-                index=0,
-                token=result.token,
-                logits=result.logits if work.return_logits else b"",
-            )
-        )
-        await self._decode_from(result.token)
+        if result is not None:
+            self._num_replayed = len(last)
+            self._stream.tell(result)
+            self._decode_from(result.token)
 
     async def decode_step(self) -> None:
-        if await self._stream.step():
-            await self._finish()
+        await self._stream.step()
+        self._finish_if_complete()
 
-    async def cancel(self, reason: str) -> None:
-        self._is_cancelled = True
-        self._transfer.feed(Cancel(EndCode.CANCELLED, reason))
-        if self._transfer.task.done():
-            await self.release()
+    def tick(self, moving: Container[Line]) -> None:
+        # A busy engine may keep a landed entry waiting for longer than the sender's lease.
+        if self._transfer.state is TransferState.COMPLETE and self._line is not None:
+            self._transfer.say(self._line, Renew(transfer_id=TransferId(self.key)))
 
     def peer_lost(self, reason: str) -> None:
         self._transfer.feed(PeerLost(reason))
 
+    def _end(self, reason: str, code: EndCode) -> None:
+        if self._transfer.is_over:
+            self.release()
+        else:
+            self._transfer.feed(Cancel(code, reason))
+
     async def _execute(self, command: Command) -> None:
         match command:
             case Send(message):
-                await self._send(message)
+                if self._line is not None:  # else nobody has offered, and nobody waits
+                    self._transfer.say(self._line, message)
             case OpenWindow():
                 self._open_window()
             case CloseWindow():
-                if self._channel is not None and self._window is not None:
-                    await self._channel.withdraw(self._window)
+                if self._line is not None and self._window is not None:
+                    await self._line.channel.withdraw(self._window)
             case InstallEntry():
                 await self._install()
             case ReleaseEntry():
-                await self.release()
-
-    async def _send(self, message: Message) -> None:
-        if self._channel is None:
-            return  # nobody has offered yet, so nobody waits for an answer
-        try:
-            await self._channel.send(TRANSFER + encode(message))
-        except TransportError as error:
-            self.peer_lost(str(error))
+                self.release()
 
     def _open_window(self) -> None:
-        assert self._channel is not None
-        assert self.reservation is not None
+        assert self._line is not None
         where = place(
             self._layout,
             self.node.geometry,
@@ -172,64 +158,66 @@ class DecodeJob(Job):
             self.reservation.tail_slots,
         )
         try:
-            self._window = self._channel.expose(self.node.memory, where.spans_all())
+            self._window = self._line.channel.expose(self.node.memory, where.spans_all())
         except TransportError as error:
             self.peer_lost(str(error))
         else:
             self._transfer.feed(WindowOpened(self._window))
 
     async def _install(self) -> None:
+        node = self.node
         try:
             installed = await self.in_engine(self._open)
         except PrfaasError as error:
-            self._transfer.feed(Cancel(EndCode.FAILED, str(error)))
+            node.counters["steps_failed"] += 1
+            self.fail(plain_text(error), at_fault=node.config.node_id)
+            self._transfer.feed(Cancel(EndCode.FAILED, plain_text(error)))
             return
         if installed is None:
             return
-        node = self.node
         node.cache.commit(self.key, self._hashes, self._num_shipped, node.clock())
         node.cache.release(self.key)
         node.counters["received_bytes"] += self._received_bytes
         self._transfer.feed(Installed())
 
-    def _open(self) -> DecodeResult:
+    def _open(self) -> bool:
         """In the engine's thread."""
-        assert self.reservation is not None
         if self.node.landing_hook is not None:
             self.node.landing_hook(self._layout, self._memory, self.reservation)
         self.node.engine.open(
             self.key, self._num_shipped, self._memory, self.reservation.tail_slots
         )
-        return DecodeResult(token=0, logits=b"")
+        return True
 
-    async def _transfer_ended(self, ended: Ended) -> None:
+    @property
+    def _received_bytes(self) -> int:
+        return 0 if self._done is None else self._done.sent_bytes
+
+    def _transfer_ended(self, ended: Ended) -> None:
         if ended.error is not None:
-            if ended.code is not EndCode.CANCELLED:
-                at_fault = self.prefill_node if ended.code is EndCode.PEER_LOST else ""
-                await self.fail(str(ended.error), at_fault=at_fault)
-            await self.release()
-        elif self._is_cancelled:
-            await self.release()
-        elif self._first_token is not None:
-            await self._decode_from(self._first_token)
+            self.fail_transfer(ended, self._prefill_node)
+            self.release()
+            return
+        if self.is_cancelled:  # too late for the transfer to hear of it
+            self.release()
+            return
+        first_token = None if self._done is None else self._done.first_token
+        if first_token is not None:
+            self._decode_from(first_token)
         else:
-            self.node.schedule.add_prefill(self.key)
-            self.node.wake()
+            self.schedule_prefill()
 
-    async def _decode_from(self, token: int) -> None:
-        if self._stream.start(token):
-            await self._finish()
-        else:
-            self.node.schedule.add_decode(self.key)
-            self.node.wake()
+    def _decode_from(self, token: int) -> None:
+        self._stream.start(token)
+        if not self._finish_if_complete():
+            self.schedule_decode()
 
-    async def _finish(self) -> None:
-        await self.reply(
-            self._stream.finished(
+    def _finish_if_complete(self) -> bool:
+        if self._stream.is_complete and not self.is_over:
+            self._stream.finish(
                 received_bytes=self._received_bytes,
                 expected_bytes=self._layout.num_bytes,
-                held_tokens=self.held_tokens,
+                held_tokens=self._held_tokens,
                 decode_prefilled_tokens=self._num_replayed,
             )
-        )
-        await self.release()
+        return self._stream.is_complete

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from prfaas.core import Request, RequestId
 from prfaas.errors import (
+    CapacityError,
+    ChannelBroken,
+    ConfigError,
     DeadlineExceeded,
     PrfaasError,
     RemoteProtocolError,
@@ -15,17 +18,18 @@ from prfaas.errors import (
 )
 from prfaas.runtime.attempt import Generation
 from prfaas.runtime.gateway import Gateway
+from prfaas.runtime.line import Line
 from prfaas.runtime.messages import (
     Answer,
     AskStatus,
+    Cancel,
     Message,
     Progress,
     Status,
     Submit,
     Watch,
     decode,
-    encode,
-    pack_tokens,
+    prompt_fields,
     unpack_tokens,
 )
 from prfaas.seams import Channel, Hello, Listener, Transport
@@ -60,27 +64,58 @@ class Door:
             await self._listener.aclose()
 
     async def _serve(self, channel: Channel) -> None:
+        client = _ClientLine(self._gateway, self._hello, Line(channel))
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._watch(channel))
+                tasks.create_task(client.watch())
                 while True:
-                    message = decode(await channel.receive())
-                    match message:
-                        case Submit():
-                            tasks.create_task(self._answer(channel, message))
-                        case AskStatus():
-                            tasks.create_task(self._statuses(channel))
-                        case _:
-                            raise RemoteProtocolError(
-                                f"a gateway takes no {type(message).__name__} from a client"
-                            )
+                    client.take(decode(await channel.receive()), tasks)
         except* (TransportError, RemoteProtocolError):
-            channel.abort()  # the client is gone, or may as well be
+            pass  # the client is gone, or may as well be
+        finally:
+            client.line.abort()
 
-    async def _answer(self, channel: Channel, submit: Submit) -> None:
-        async def on_phase(request_id: str, phase: str) -> None:
-            await channel.send(encode(Progress(request_id=request_id, phase=phase)))
 
+class _ClientLine:
+    """What one client has asked for. The end of its line cancels it."""
+
+    def __init__(self, gateway: Gateway, hello: Hello, line: Line) -> None:
+        self.line = line
+        self._gateway = gateway
+        self._hello = hello
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def take(self, message: Message, tasks: asyncio.TaskGroup) -> None:
+        """Begins what a message asks for. Raises RemoteProtocolError."""
+        match message:
+            case Submit():
+                task = tasks.create_task(self._answer(message))
+                # A second one of a name is turned away; the first can still be cancelled.
+                if self._running.setdefault(message.request_id, task) is task:
+                    task.add_done_callback(lambda _: self._running.pop(message.request_id))
+            case Cancel():
+                if message.request_id in self._running:
+                    self._running[message.request_id].cancel()
+            case AskStatus():
+                tasks.create_task(self._tell_statuses())
+            case _:
+                raise RemoteProtocolError(
+                    f"a gateway takes no {type(message).__name__} from a client"
+                )
+
+    async def watch(self) -> None:
+        """Tells what moves, until the line ends."""
+        while True:
+            self.line.post(
+                Watch(
+                    threshold_tokens=self._gateway.threshold_tokens,
+                    link_bps=self._gateway.link_bps,
+                    num_active=self._gateway.num_active,
+                )
+            )
+            await asyncio.sleep(WATCH_S)
+
+    async def _answer(self, submit: Submit) -> None:
         try:
             request = Request(
                 request_id=RequestId(submit.request_id),
@@ -90,51 +125,45 @@ class Door:
                 deadline_s=submit.deadline_s,
                 return_logits=submit.return_logits,
             )
-            generation = await self._gateway.generate(request, on_phase)
-        except TransportError:
-            raise
+            generation = await self._gateway.generate(request, self._tell_phase)
         except PrfaasError as error:
-            answer = Answer(
-                request_id=submit.request_id,
-                tokens=(),
-                logits=(),
-                record={},
-                error=f"{type(error).__name__}: {error}",
-            )
-        else:
-            answer = Answer(
-                request_id=submit.request_id,
-                tokens=generation.tokens,
-                logits=generation.logits,
-                record=generation.record,
-            )
-        await channel.send(encode(answer))
-
-    async def _watch(self, channel: Channel) -> None:
-        while True:
-            watch = Watch(
-                threshold_tokens=self._gateway.threshold_tokens,
-                link_bps=self._gateway.link_bps,
-                num_active=self._gateway.num_active,
-            )
-            await channel.send(encode(watch))
-            await asyncio.sleep(WATCH_S)
-
-    async def _statuses(self, channel: Channel) -> None:
-        for status in await self._gateway.statuses():
-            await channel.send(encode(status))
-        await channel.send(
-            encode(
-                Status(
-                    node_id=self._hello.node_id,
-                    counts={
-                        "requests": self._gateway.num_active,
-                        "retries": self._gateway.num_retries,
-                    },
-                    config={},
-                )
-            )
+            self.line.post(_failure(submit, error))
+            return
+        answer = Answer(
+            request_id=submit.request_id,
+            tokens=generation.tokens,
+            logits=generation.logits,
+            record=generation.record,
         )
+        try:
+            self.line.post(answer)
+        except ConfigError as error:  # logits of many steps can outgrow a frame
+            self.line.post(_failure(submit, error))
+
+    def _tell_phase(self, request_id: str, phase: str) -> None:
+        self.line.post(Progress(request_id=request_id, phase=phase))
+
+    async def _tell_statuses(self) -> None:
+        for status in await self._gateway.statuses():
+            self.line.post(status)
+        counts = {"requests": self._gateway.num_active, "retries": self._gateway.num_retries}
+        self.line.post(Status(node_id=self._hello.node_id, counts=counts, config={}))
+
+
+def _failure(submit: Submit, error: PrfaasError) -> Answer:
+    return Answer(
+        request_id=submit.request_id,
+        tokens=(),
+        logits=(),
+        record={},
+        error=f"{type(error).__name__}: {error}",
+    )
+
+
+_ERRORS: dict[str, type[PrfaasError]] = {
+    kind.__name__: kind for kind in (RequestError, DeadlineExceeded, CapacityError)
+}
+"""What a client tells apart; everything else is a PrfaasError with the gateway's text."""
 
 
 class Client:
@@ -152,11 +181,11 @@ class Client:
         on_progress: OnProgress | None = None,
         on_watch: OnWatch | None = None,
     ) -> None:
-        self._channel = channel
+        self._line = Line(channel)
         self._on_progress = on_progress
         self._on_watch = on_watch
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
-        self._statuses: asyncio.Queue[Status] = asyncio.Queue()
+        self._statuses: asyncio.Queue[Status | PrfaasError] = asyncio.Queue()
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
@@ -172,54 +201,62 @@ class Client:
         return cls(await transport.connect(address, hello), on_progress, on_watch)
 
     async def generate(self, request: Request) -> Generation:
-        """Runs one request. Raises RequestError, DeadlineExceeded, ChannelBroken, PrfaasError."""
-        if request.request_id in self._waiting:
-            raise RequestError(f"request {request.request_id!r} is running already; use a new id")
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = future
-        submit = Submit(
-            request_id=request.request_id,
-            attempt=0,
-            tokens=pack_tokens(request.tokens),
-            max_new_tokens=request.max_new_tokens,
-            tenant=request.tenant,
-            return_logits=request.return_logits,
-            deadline_s=request.deadline_s,
-        )
+        """Runs one request; a caller who gives up has the gateway give it up, too.
+
+        Raises: RequestError, DeadlineExceeded, CapacityError, ChannelBroken, PrfaasError.
+        """
+        name = request.request_id
+        if name in self._waiting:
+            raise RequestError(f"request {name!r} is running already; use a new id")
+        submit = Submit(attempt=0, deadline_s=request.deadline_s, **prompt_fields(request))
+        self._line.post(submit)
+        self._waiting[name] = asyncio.get_running_loop().create_future()
         try:
-            await self._channel.send(encode(submit))
-            answer = await future
+            answer = await self._waiting[name]
+        except asyncio.CancelledError:
+            if self._line.is_open:
+                self._line.post(Cancel(request_id=name, attempt=0, reason="the client gave it up"))
+            raise
         finally:
-            self._waiting.pop(request.request_id, None)
+            del self._waiting[name]
         if answer.error:
-            name, _, text = answer.error.partition(": ")
-            raise {"RequestError": RequestError, "DeadlineExceeded": DeadlineExceeded}.get(
-                name, PrfaasError
-            )(text)
+            kind, _, text = answer.error.partition(": ")
+            raise _ERRORS.get(kind, PrfaasError)(text)
         return Generation(tokens=answer.tokens, logits=answer.logits, record=answer.record)
 
     async def statuses(self, timeout_s: float = 10.0) -> tuple[Status, ...]:
-        """Counts of every worker that answers and, last, of the gateway itself."""
-        await self._channel.send(encode(AskStatus()))
+        """Counts of every worker that answers and, last, of the gateway itself.
+
+        One call at a time. Raises: ChannelBroken; TimeoutError.
+        """
+        self._line.post(AskStatus())
         found: list[Status] = []
         async with asyncio.timeout(timeout_s):
-            while not found or found[-1].node_id != self._channel.peer.node_id:
-                found.append(await self._statuses.get())
+            while not found or found[-1].node_id != self._line.peer_id:
+                status = await self._statuses.get()
+                if isinstance(status, PrfaasError):
+                    raise status
+                found.append(status)
         return tuple(found)
 
     async def aclose(self) -> None:
         """Hangs up. Idempotent."""
-        await self._channel.aclose()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._line.aclose()
+        await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
         try:
             while True:
-                self._take(decode(await self._channel.receive()))
-        except (TransportError, RemoteProtocolError) as error:
+                self._take(decode(await self._line.channel.receive()))
+        except Exception as error:
+            # Also if it is a callback that failed: whoever waits must not wait for ever.
+            self._line.abort()
+            broken = error if isinstance(error, PrfaasError) else ChannelBroken(repr(error))
+            broken.__cause__ = None if broken is error else error
+            self._statuses.put_nowait(broken)
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_exception(broken)
 
     def _take(self, message: Message) -> None:
         match message:

@@ -3,175 +3,172 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container
 from functools import partial
+from typing import ClassVar, TypeVar
 
 from prfaas.core import RequestId
+from prfaas.errors import TransportError
+from prfaas.runtime.line import Line
 from prfaas.runtime.messages import (
-    Expect,
+    MAX_REASON_CHARS,
     Failed,
-    Finished,
-    Generate,
     Message,
-    Prefill,
-    Token,
+    Work,
     unpack_tokens,
 )
 from prfaas.runtime.node import Node
-from prfaas.seams import DecodeResult, Reservation
+from prfaas.runtime.tasks import report
+from prfaas.seams import Reservation
+from prfaas.transfer import EndCode, Ended
+from prfaas.transfer import Message as TransferMessage
 
-Reply = Callable[[Message], Awaitable[None]]
+T = TypeVar("T")
+OnOver = Callable[["Job"], None]
 
 
-class Job:
+class Job(ABC):
     """One attempt at one request on this worker.
 
-    The engine loop calls `prefill_segment` and `decode_step` when the schedule says so. `release` may
-    come at any time and in any order; it waits until the engine no longer touches the job's memory.
+    The engine loop calls `prefill_segment` and `decode_step` when the schedule says so. A job may
+    be cancelled and released at any time and in any order; its memory is given back when neither
+    the engine nor the transport touches it any more.
 
     Args:
         node: the worker's resources.
         work: what the gateway asked for.
-        reply: says something to that gateway.
+        gateway: where it asked from.
         on_over: called once, when nothing of the job is left.
     """
 
-    stage = "job"
+    stage: ClassVar[str]
+    reservation: Reservation
 
-    def __init__(
-        self,
-        node: Node,
-        work: Prefill | Expect | Generate,
-        reply: Reply,
-        on_over: Callable[[Job], None],
-    ) -> None:
+    def __init__(self, node: Node, work: Work, gateway: Line, on_over: OnOver) -> None:
         self.node = node
         self.work = work
+        self.gateway = gateway
         self.key = RequestId(work.key)
         self.tokens = unpack_tokens(work.tokens)
         self.until_s = node.clock() + work.deadline_s
-        self.reply = reply
-        self.reservation: Reservation | None = None
+        self.is_cancelled = False
         self._on_over = on_over
         self._engine_turn = asyncio.Lock()
         self._is_over = False
+        self._has_failed = False
 
+    def __repr__(self) -> str:
+        state = "over" if self._is_over else "cancelled" if self.is_cancelled else "alive"
+        return f"<{type(self).__name__} {self.key!r} {state}>"
+
+    @abstractmethod
     async def prefill_segment(self) -> None:
         """Runs one prefill segment in the engine."""
-        raise NotImplementedError(f"{self.stage} job {self.key!r} was scheduled to prefill")
 
+    @abstractmethod
     async def decode_step(self) -> None:
         """Runs one decode step in the engine."""
-        raise NotImplementedError(f"{self.stage} job {self.key!r} was scheduled to decode")
 
-    async def tick(self) -> None:
-        """Called about ten times a second."""
+    @abstractmethod
+    def tick(self, moving: Container[Line]) -> None:
+        """Keeps the transfer alive; called about ten times a second.
 
-    async def cancel(self, reason: str) -> None:
-        """The gateway gave up. Idempotent."""
-        raise NotImplementedError
+        Args:
+            moving: lines that delivered bytes since the last call.
+        """
 
+    @property
+    @abstractmethod
+    def peer_line(self) -> Line | None:
+        """Where the other side of the transfer is, once it is known."""
+
+    @abstractmethod
+    def feed(self, line: Line, message: TransferMessage) -> bool:
+        """A message of the other side; False if it is not part of this job's transfer."""
+
+    @abstractmethod
     def peer_lost(self, reason: str) -> None:
-        """The channel to the job's peer is gone."""
+        """The line to the other side ended."""
+
+    @abstractmethod
+    def _end(self, reason: str, code: EndCode) -> None:
+        """Ends the transfer if there is one, and releases."""
 
     @property
     def is_over(self) -> bool:
+        """Whether the job was released; its memory may still be on its way back."""
         return self._is_over
 
-    async def in_engine(self, work: Callable[[], DecodeResult]) -> DecodeResult | None:
-        """Runs one engine call, unless the job ended first; nothing is released meanwhile."""
-        async with self._engine_turn:
-            if self._is_over:
-                return None
-            return await self.node.in_engine(work)
+    def cancel(self, reason: str, code: EndCode = EndCode.CANCELLED) -> None:
+        """Nobody wants the job any more: says nothing to the gateway, and ends. Idempotent."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._end(reason, code)
 
-    async def fail(self, reason: str, *, retryable: bool = True, at_fault: str = "") -> None:
-        """Reports failure to the gateway. The caller releases."""
+    def fail(self, reason: str, *, retryable: bool = True, at_fault: str = "") -> None:
+        """Tells the gateway that the attempt failed, once, unless the gateway gave it up itself.
+        The caller ends the job."""
+        if self._has_failed or self.is_cancelled:
+            return
+        self._has_failed = True
         self.node.counters["failed"] += 1
-        await self.reply(
+        self.reply(
             Failed(
                 request_id=self.work.request_id,
                 attempt=self.work.attempt,
                 stage=self.stage,
-                reason=reason,
+                reason=reason[:MAX_REASON_CHARS],
                 retryable=retryable,
                 at_fault=at_fault,
             )
         )
 
-    async def release(self) -> None:
-        """Lets go of schedule, engine and blocks, exactly once."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self.node.schedule.remove(self.key)
+    def fail_transfer(self, ended: Ended, peer: str) -> None:
+        """As `fail`, for a transfer that ended without its bytes."""
+        is_peers = ended.by_peer or ended.code is EndCode.EXPIRED
+        self.fail(str(ended.error), at_fault=peer if is_peers else "")
+
+    def reply(self, message: Message) -> None:
+        """Says something to the gateway; one that is gone is about to be noticed elsewhere."""
+        try:
+            self.gateway.post(message)
+        except TransportError:
+            self.node.counters["replies_lost"] += 1
+
+    async def in_engine(self, work: Callable[[], T]) -> T | None:
+        """Runs one engine call; None if the job ended before or meanwhile."""
         async with self._engine_turn:
-            await self.node.in_engine(partial(self.node.engine.close, self.key))
+            if self._is_over:
+                return None
+            result = await self.node.in_engine(work)
+        return None if self._is_over else result
+
+    def schedule_prefill(self) -> None:
+        """Asks the engine loop for `prefill_segment`."""
+        if not self._is_over:
+            self.node.schedule.add_prefill(self.key)
+            self.node.wake()
+
+    def schedule_decode(self) -> None:
+        """Asks the engine loop for `decode_step`."""
+        if not self._is_over:
+            self.node.schedule.add_decode(self.key)
+            self.node.wake()
+
+    def release(self) -> None:
+        """Lets go of schedule, engine and blocks, once, as soon as the engine is off them."""
+        if not self._is_over:
+            self._is_over = True
+            self.node.schedule.remove(self.key)
+            self.node.tasks.spawn(self._free())
+
+    async def _free(self) -> None:
+        try:
+            async with self._engine_turn:
+                await self.node.in_engine(partial(self.node.engine.close, self.key))
+        except Exception as error:
+            report(f"the engine could not close {self.key!r}", error)
+        finally:
             self.node.cache.release(self.key)
-        self._on_over(self)
-
-
-class TokenStream:
-    """The decoding part of a job: feeds tokens back until enough are out."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._token: int | None = None
-        self._num_out = 0
-        self._ready_s = 0.0
-        self._wait_s: float | None = None
-        self._steps_s = 0.0
-        self._num_steps = 0
-
-    def start(self, first_token: int) -> bool:
-        """Takes the first token, which the client already has. True if it is the last as well."""
-        self._token = first_token
-        self._num_out = 1
-        self._ready_s = self._job.node.clock()
-        return self._num_out >= self._job.work.max_new_tokens
-
-    async def step(self) -> bool:
-        """One decode step, and the token that it makes. True after the last one."""
-        job, work = self._job, self._job.work
-        assert self._token is not None
-        started_s = job.node.clock()
-        if self._wait_s is None:
-            self._wait_s = started_s - self._ready_s
-        result = await job.in_engine(partial(job.node.engine.decode, job.key, self._token))
-        if result is None:
-            return False
-        self._steps_s += job.node.clock() - started_s
-        self._num_steps += 1
-        self._token = result.token
-        await job.reply(
-            Token(
-                request_id=work.request_id,
-                attempt=work.attempt,
-                index=self._num_out,
-                token=result.token,
-                logits=result.logits if work.return_logits else b"",
-            )
-        )
-        self._num_out += 1
-        return self._num_out >= work.max_new_tokens
-
-    def finished(
-        self,
-        *,
-        received_bytes: int = 0,
-        expected_bytes: int = 0,
-        held_tokens: int = 0,
-        decode_prefilled_tokens: int = 0,
-    ) -> Finished:
-        """The message that ends the request."""
-        work = self._job.work
-        return Finished(
-            request_id=work.request_id,
-            attempt=work.attempt,
-            received_bytes=received_bytes,
-            expected_bytes=expected_bytes,
-            held_tokens=held_tokens,
-            decode_prefilled_tokens=decode_prefilled_tokens,
-            decode_wait_s=self._wait_s or 0.0,
-            decode_step_s=self._steps_s / self._num_steps if self._num_steps else 0.0,
-        )
+            self._on_over(self)

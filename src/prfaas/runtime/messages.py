@@ -1,7 +1,7 @@
 """What gateway, workers and clients say to each other on control channels.
 
-Every message is a tagged msgpack map. One byte before it tells the family, so that transfer events of
-`prfaas.transfer.messages` travel on the same channel.
+Every message is a tagged msgpack map. One byte before it tells the family, so that messages of
+`prfaas.transfer` travel on the same channel.
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from __future__ import annotations
 import array
 import sys
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from prfaas.errors import RemoteProtocolError
+from prfaas.core import Request
+from prfaas.errors import ConfigError, RemoteProtocolError, RequestError
+from prfaas.transfer import Message as TransferMessage
+from prfaas.transfer import encode as encode_event
+from prfaas.wire.frames import MAX_CONTROL_BYTES
 
 CONTROL = b"\x01"
 TRANSFER = b"\x02"
-MAX_ID_CHARS = 1024
+MAX_ID_CHARS = 1000
+"""With the attempt's number it still fits into a transfer id."""
+MAX_REASON_CHARS = 2000
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -31,10 +37,10 @@ class _OfRequest(_Message, frozen=True, kw_only=True):
     attempt: int
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.request_id) <= MAX_ID_CHARS or self.attempt < 0:
-            raise ValueError(
+        if not 0 < len(self.request_id) <= MAX_ID_CHARS or not 0 <= self.attempt < 2**31:
+            raise ConfigError(
                 f"request_id of {len(self.request_id)} characters, attempt {self.attempt}; "
-                f"an id has 1 to {MAX_ID_CHARS} characters, attempts count from 0"
+                f"an id has 1 to {MAX_ID_CHARS} characters, attempts count from 0 to 2**31"
             )
 
     @property
@@ -43,14 +49,32 @@ class _OfRequest(_Message, frozen=True, kw_only=True):
         return f"{self.request_id}#{self.attempt}"
 
 
-class _Work(_OfRequest, frozen=True, kw_only=True):
-    """Something to do for a prompt. ``tokens`` are little-endian u32, ``deadline_s`` counts from now."""
+class _Prompt(_OfRequest, frozen=True, kw_only=True):
+    """A prompt. ``tokens`` are little-endian u32, ``deadline_s`` counts from now."""
 
     tokens: bytes
     max_new_tokens: int
     tenant: str = ""
     return_logits: bool = False
     deadline_s: float
+
+
+class _Work(_Prompt, frozen=True, kw_only=True):
+    """A prompt that the gateway has checked already."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.tokens or len(self.tokens) % 4 or self.max_new_tokens < 1:
+            raise ConfigError(
+                f"{len(self.tokens)} bytes of tokens, {self.max_new_tokens} new tokens; work has "
+                "at least one 4-byte token and makes at least one"
+            )
+        if not self.deadline_s > 0:
+            raise ConfigError(f"deadline_s is {self.deadline_s}; it must be above 0")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // 4
 
 
 class Prefill(_Work, frozen=True, kw_only=True):
@@ -71,7 +95,7 @@ class Generate(_Work, frozen=True, kw_only=True):
 
 
 class Cancel(_OfRequest, frozen=True, kw_only=True):
-    """Gateway to worker: forget this attempt."""
+    """Gateway to worker: forget this attempt. Client to gateway: forget this request."""
 
     reason: str
 
@@ -98,7 +122,10 @@ class Prefilled(_OfRequest, frozen=True, kw_only=True):
 
 
 class Sent(_OfRequest, frozen=True, kw_only=True):
-    """Prefill node: the decode node has the whole entry. ``transfer_s`` runs from the end of prefill."""
+    """Prefill node: the decode node has the whole entry.
+
+    ``transfer_s`` runs from the end of the prefill.
+    """
 
     sent_bytes: int
     transfer_s: float
@@ -124,12 +151,16 @@ class Finished(_OfRequest, frozen=True, kw_only=True):
 
 
 class Failed(_OfRequest, frozen=True, kw_only=True):
-    """Worker: this attempt ended here. ``at_fault`` names the node that should be avoided, if one."""
+    """Worker: this attempt ended here. ``at_fault`` names the node that should be avoided, if one.
+
+    ``busy`` says that nothing was begun and that the same node may take it a little later.
+    """
 
     stage: str
     reason: str
     retryable: bool
     at_fault: str = ""
+    busy: bool = False
 
 
 class Register(_Message, frozen=True, kw_only=True):
@@ -155,6 +186,8 @@ class SetRole(_Message, frozen=True, kw_only=True):
 
 
 class RoleSet(_Message, frozen=True, kw_only=True):
+    """Worker to every gateway: this is the role from now on, whatever was asked for."""
+
     role: str
     plan_epoch: int
 
@@ -203,8 +236,8 @@ class Status(_Message, frozen=True, kw_only=True):
     config: dict[str, str]
 
 
-class Submit(_Work, frozen=True, kw_only=True):
-    """Client to gateway."""
+class Submit(_Prompt, frozen=True, kw_only=True):
+    """Client to gateway. Not checked yet, so that a wrong one is answered and not cut off."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
@@ -258,15 +291,34 @@ Message: TypeAlias = (
     | Answer
     | Watch
 )
-Work: TypeAlias = Prefill | Expect | Generate | Submit
+Work: TypeAlias = Prefill | Expect | Generate
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """One control frame."""
-    return CONTROL + _ENCODER.encode(message)
+    """One control frame.
+
+    Raises:
+        ConfigError: it would exceed a frame, or holds what the format cannot (a lone surrogate, an
+            integer beyond 64 bits).
+    """
+    try:
+        frame = CONTROL + _ENCODER.encode(message)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{type(message).__name__} cannot be sent: {error}") from error
+    if len(frame) > MAX_CONTROL_BYTES:
+        raise ConfigError(
+            f"{type(message).__name__} takes {len(frame)} bytes, a frame holds "
+            f"{MAX_CONTROL_BYTES}; ask for less at a time"
+        )
+    return frame
+
+
+def encode_transfer(message: TransferMessage) -> bytes:
+    """One frame of the transfer family. Raises ConfigError as `prfaas.transfer.encode` does."""
+    return TRANSFER + encode_event(message)
 
 
 def decode(frame: bytes) -> Message:
@@ -275,8 +327,34 @@ def decode(frame: bytes) -> Message:
         raise RemoteProtocolError(f"a control frame starts with {CONTROL!r}, got {frame[:1]!r}")
     try:
         return _DECODER.decode(memoryview(frame)[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"the peer sent a message we cannot read: {error}") from error
+
+
+def prompt_fields(request: Request) -> dict[str, Any]:
+    """What every message about a request's prompt carries, but for attempt and deadline.
+
+    Raises:
+        RequestError: no message can carry the request.
+    """
+    fields: dict[str, Any] = {
+        "request_id": request.request_id,
+        "tokens": pack_tokens(request.tokens),
+        "max_new_tokens": request.max_new_tokens,
+        "tenant": request.tenant,
+        "return_logits": request.return_logits,
+    }
+    try:
+        encode(Submit(attempt=0, deadline_s=request.deadline_s, **fields))
+    except ConfigError as error:
+        raise RequestError(f"a request of {request.num_tokens} tokens: {error}") from error
+    return fields
+
+
+def plain_text(error: BaseException) -> str:
+    """An error's text, short enough and fit for a message."""
+    text = str(error) or type(error).__name__
+    return text[:MAX_REASON_CHARS].encode(errors="replace").decode()
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -288,8 +366,8 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """Inverse of `pack_tokens`. Raises RemoteProtocolError unless it is a whole, non-empty list."""
-    if not data or len(data) % 4:
+    """Inverse of `pack_tokens`. Raises RemoteProtocolError for a part of a token."""
+    if len(data) % 4:
         raise RemoteProtocolError(f"{len(data)} bytes are not a list of 4-byte token ids")
     words = array.array("I")
     words.frombytes(data)

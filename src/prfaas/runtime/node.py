@@ -23,6 +23,7 @@ from prfaas.core import (
 from prfaas.errors import ConfigError
 from prfaas.hashing import block_hashes, hash_granules, root_hash
 from prfaas.runtime.schedule import StepSchedule
+from prfaas.runtime.tasks import Tasks
 from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
 from prfaas.spec import ModelSpec
 from prfaas.store import PoolMemory
@@ -64,11 +65,15 @@ class WorkerConfig:
 
     @role.validator
     def _check_role(self, _: object, role: Role) -> None:
-        if self.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
+        if not self.allows(role):
             raise ConfigError(
                 f"node {self.node_id!r} of a PRFAAS cluster has role {role.value}; such clusters "
                 f"only prefill"
             )
+
+    def allows(self, role: Role) -> bool:
+        """Whether a node of this kind of cluster can have a role."""
+        return self.kind is ClusterKind.PD or role is Role.PREFILL
 
 
 class Node:
@@ -108,6 +113,7 @@ class Node:
         self.schedule = StepSchedule()
         self.role = config.role
         self.counters: Counter[str] = Counter()
+        self.tasks = Tasks()
         self.work_arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(
             1,

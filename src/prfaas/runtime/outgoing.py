@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-
-import msgspec
+from collections.abc import Callable, Mapping
 
 from prfaas.core import BlockId, GroupId
-from prfaas.errors import IntegrityError, PutRefused, TransportError
-from prfaas.runtime.messages import TRANSFER
+from prfaas.errors import ChannelBroken, ChannelClosed, IntegrityError
+from prfaas.runtime.line import Line
+from prfaas.runtime.messages import plain_text
 from prfaas.runtime.node import Node
-from prfaas.runtime.transfers import TransferLoop
-from prfaas.seams import Channel, Reservation, WindowRef
+from prfaas.runtime.transfers import OnEnded, TransferLoop
+from prfaas.seams import Reservation, WindowRef
 from prfaas.transfer import (
     Cancel,
     Command,
     DataSender,
-    Done,
-    Ended,
     EndCode,
     EntryLayout,
     EntryPlace,
@@ -32,7 +29,6 @@ from prfaas.transfer import (
     SenderControl,
     StartSending,
     StopSending,
-    encode,
     place,
 )
 
@@ -49,15 +45,16 @@ class OutgoingEntry:
     def __init__(
         self,
         node: Node,
-        channel: Channel,
+        line: Line,
         machine: SenderControl,
         reservation: Reservation,
+        *,
         slots: Mapping[GroupId, BlockId],
-        release: Callable[[], Awaitable[None]],
-        on_ended: Callable[[Ended], Awaitable[None]],
+        release: Callable[[], None],
+        on_ended: OnEnded,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.channel = channel
+        self.line = line
         self._node = node
         self._reservation = reservation
         self._slots = slots
@@ -72,23 +69,22 @@ class OutgoingEntry:
         self._puts: set[asyncio.Task[None]] = set()
         self._rank_done = False
         self._is_stopped = False
-        self._transfer = TransferLoop(machine, self._execute, on_ended, node.clock)
+        self._transfer = TransferLoop(
+            machine, self._execute, on_ended, clock=node.clock, tasks=node.tasks
+        )
 
     @property
     def sent_bytes(self) -> int:
         """Bytes acknowledged by the receiver."""
         return 0 if self._data is None else self._data.sent_bytes
 
-    @property
-    def task(self) -> asyncio.Task[None]:
-        return self._transfer.task
-
     def feed(self, message: Message) -> None:
         """A message of the receiver."""
         self._transfer.feed(message)
 
-    def cancel(self, reason: str) -> None:
-        self._transfer.feed(Cancel(EndCode.CANCELLED, reason))
+    def cancel(self, reason: str, code: EndCode) -> None:
+        """Gives the transfer up; the release follows."""
+        self._transfer.feed(Cancel(code, reason))
 
     def peer_lost(self, reason: str) -> None:
         self._transfer.feed(PeerLost(reason))
@@ -135,29 +131,33 @@ class OutgoingEntry:
         if self._data is None or self._is_stopped:
             return
         for put in self._data.next_puts():
-            task = asyncio.ensure_future(self._put(put))
+            task = self._node.tasks.spawn(self._put(put))
             self._puts.add(task)
             task.add_done_callback(self._puts.discard)
         if self._is_finished and self._data.is_complete and not self._rank_done:
             self._rank_done = True
-            self._transfer.feed(RankDone(sent_bytes=self._data.sent_bytes))
+            self._transfer.feed(
+                RankDone(sent_bytes=self._data.sent_bytes, first_token=self._first_token)
+            )
 
     async def _put(self, put: PutRange) -> None:
         assert self._data is not None
         assert self._place is not None
         assert self._window is not None
-        spans = self._place.spans(put.offset, put.num_bytes)
         try:
-            await self.channel.put(self._window, put.offset, self._node.memory, spans)
-        except (PutRefused, IntegrityError) as error:
-            self._data.failed(put.put_id)
-            self._node.counters["puts_failed"] += 1
-            if isinstance(error, PutRefused) or self._data.num_failed > MAX_PUT_FAILURES:
-                self._transfer.feed(Cancel(EndCode.FAILED, str(error)))
-                return
-        except TransportError as error:
+            spans = self._place.spans(put.offset, put.num_bytes)
+            await self.line.channel.put(self._window, put.offset, self._node.memory, spans)
+        except (ChannelBroken, ChannelClosed) as error:
             self.peer_lost(str(error))
             return
+        except Exception as error:
+            self._node.counters["puts_failed"] += 1
+            self._data.failed(put.put_id)
+            # Damaged bytes may arrive whole the next time; nothing else gets better.
+            is_hopeless = self._data.num_failed > MAX_PUT_FAILURES
+            if is_hopeless or not isinstance(error, IntegrityError):
+                self._transfer.feed(Cancel(EndCode.FAILED, plain_text(error)))
+                return
         else:
             self._data.acked(put.put_id)
             self._node.counters["sent_bytes"] += put.num_bytes
@@ -167,19 +167,14 @@ class OutgoingEntry:
     async def _execute(self, command: Command) -> None:
         match command:
             case Send(message):
-                if isinstance(message, Done):
-                    message = msgspec.structs.replace(message, first_token=self._first_token)
-                try:
-                    await self.channel.send(TRANSFER + encode(message))
-                except TransportError as error:
-                    self.peer_lost(str(error))
+                self._transfer.say(self.line, message)
             case StartSending():
                 self._start(command.window, command.start_token)
             case StopSending():
                 await self._stop()
             case ReleaseEntry():
                 await self._stop()
-                await self._release()
+                self._release()
 
     def _start(self, window: WindowRef, start_token: int) -> None:
         reservation = self._reservation

@@ -1,70 +1,78 @@
-"""Channels that a worker dials to other workers: one per address, made on demand, renewed when lost."""
+"""Lines that a worker dials to other workers: one per address, on demand, renewed when lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
-from prfaas.seams import Channel, Delivery, Hello, Transport
+from prfaas.runtime.line import Line
+from prfaas.runtime.tasks import Tasks
+from prfaas.seams import Delivery, Hello, Transport
 
-Serve = Callable[[Channel], Awaitable[None]]
+Serve = Callable[[Line], Awaitable[None]]
 
 
-class PeerChannels:
-    """Keeps one channel per peer address.
+class PeerLines:
+    """Keeps one line per peer address.
 
     Args:
         transport: dials.
         hello: what we declare.
-        serve: reads a channel until it ends; the channel is forgotten then.
+        serve: reads a line until it ends; the line is forgotten then.
     """
 
     def __init__(self, transport: Transport, hello: Hello, serve: Serve) -> None:
         self._transport = transport
         self._hello = hello
         self._serve = serve
-        self._dials: dict[str, asyncio.Task[Channel]] = {}
-        self._readers: set[asyncio.Task[None]] = set()
-        self._channels: dict[str, Channel] = {}
+        self._dials: dict[str, asyncio.Task[Line]] = {}
+        self._lines: dict[str, Line] = {}
+        self._tasks = Tasks()
 
-    async def get(self, address: str) -> Channel:
-        """The channel to ``address``; concurrent callers share one dial.
+    def __repr__(self) -> str:
+        return f"<PeerLines to {sorted(self._lines)}, {len(self._dials)} being dialled>"
+
+    async def get(self, address: str) -> Line:
+        """The line to ``address``; concurrent callers share one dial.
 
         Raises: AddressError, ConnectError, PeerMismatch.
         """
-        if address in self._channels:
-            return self._channels[address]
+        line = self._lines.get(address)
+        if line is not None and line.is_open:
+            return line
         if address not in self._dials:
-            self._dials[address] = asyncio.ensure_future(self._dial(address))
+            dial = self._dials[address] = asyncio.ensure_future(self._dial(address))
+            # Whoever asked may be gone when it fails.
+            dial.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._dials[address])
 
-    def take_deliveries(self) -> tuple[Delivery, ...]:
-        """Link samples of all channels since the last call."""
-        return tuple(d for channel in self._channels.values() for d in channel.take_deliveries())
+    def take_deliveries(self) -> Mapping[Line, tuple[Delivery, ...]]:
+        """Link samples since the last call, of the lines that have some."""
+        taken = {line: line.channel.take_deliveries() for line in self._lines.values()}
+        return {line: deliveries for line, deliveries in taken.items() if deliveries}
 
     async def aclose(self) -> None:
-        """Ends every channel. Idempotent."""
-        for dial in self._dials.values():
+        """Ends every line. Idempotent."""
+        dials = tuple(self._dials.values())
+        for dial in dials:
             dial.cancel()
-        for channel in tuple(self._channels.values()):
-            await channel.aclose()
-        await asyncio.gather(*self._readers, *self._dials.values(), return_exceptions=True)
+        await asyncio.gather(*dials, return_exceptions=True)
+        await asyncio.gather(*(line.aclose() for line in tuple(self._lines.values())))
+        await self._tasks.aclose()
 
-    async def _dial(self, address: str) -> Channel:
+    async def _dial(self, address: str) -> Line:
         try:
-            channel = await self._transport.connect(address, self._hello)
+            line = Line(await self._transport.connect(address, self._hello))
         finally:
-            self._dials.pop(address, None)
-        self._channels[address] = channel
-        reader = asyncio.ensure_future(self._read(address, channel))
-        self._readers.add(reader)
-        reader.add_done_callback(self._readers.discard)
-        return channel
+            del self._dials[address]
+        self._lines[address] = line
+        self._tasks.spawn(self._read(address, line))
+        return line
 
-    async def _read(self, address: str, channel: Channel) -> None:
+    async def _read(self, address: str, line: Line) -> None:
         try:
-            await self._serve(channel)
+            await self._serve(line)
         finally:
-            if self._channels.get(address) is channel:
-                del self._channels[address]
-            channel.abort()
+            if self._lines.get(address) is line:
+                del self._lines[address]
+            line.abort()

@@ -1,18 +1,24 @@
-"""The prefill job: computes a prompt segment by segment and sends its cache as layers become ready."""
+"""The prefill job: computes a prompt by segments and sends its cache as layers become ready."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from prfaas.cache import checkpoint_positions
 from prfaas.core import RequestId, TransferId
-from prfaas.runtime.job import Job, Reply, TokenStream
-from prfaas.runtime.messages import Generate, Prefill, Prefilled, Sent
+from prfaas.errors import PrfaasError
+from prfaas.runtime.job import Job, OnOver
+from prfaas.runtime.line import Line
+from prfaas.runtime.messages import Generate, Prefill, Prefilled, Sent, plain_text
 from prfaas.runtime.node import Node
 from prfaas.runtime.outgoing import OutgoingEntry
-from prfaas.seams import Channel, DecodeResult, EntryMemory
-from prfaas.transfer import Ended, EndCode, SenderControl, TransferTerms
+from prfaas.runtime.peers import PeerLines
+from prfaas.runtime.stream import TokenStream
+from prfaas.runtime.tasks import report
+from prfaas.seams import DecodeResult, EntryMemory
+from prfaas.transfer import EndCode, Ended, SenderControl, TransferTerms
+from prfaas.transfer import Message as TransferMessage
 
 
 class PrefillJob(Job):
@@ -21,9 +27,9 @@ class PrefillJob(Job):
     stage = "prefill"
 
     def __init__(
-        self, node: Node, work: Prefill | Generate, reply: Reply, on_over: Callable[[Job], None]
+        self, node: Node, work: Prefill | Generate, gateway: Line, on_over: OnOver
     ) -> None:
-        super().__init__(node, work, reply, on_over)
+        super().__init__(node, work, gateway, on_over)
         num_prompt = len(self.tokens)
         self._stop = (
             node.config.handoff.num_tokens(num_prompt) if isinstance(work, Prefill) else num_prompt
@@ -47,43 +53,33 @@ class PrefillJob(Job):
         self._token: int | None = None
         self._outgoing: OutgoingEntry | None = None
         self._stream = TokenStream(self)
-        node.schedule.add_prefill(self.key)
-        node.wake()
+        self.schedule_prefill()
 
-    def send_over(self, channel: Channel) -> None:
+    async def dial(self, peers: PeerLines, work: Prefill) -> None:
         """Offers the entry to the decode node while the prompt waits and computes."""
-        assert self.reservation is not None
-        terms = TransferTerms(
-            transfer_id=TransferId(self.key),
-            request_id=RequestId(self.work.request_id),
-            spec=self.node.spec,
-            num_tokens=self._stop,
-            until_s=self.until_s,
-        )
-        machine = SenderControl(terms, self.node.clock(), lease_s=self.node.config.lease_s)
-        # Where nothing is left to compute, the state to ship is the one that was resumed from.
-        is_whole_hit = self._start == self._stop
-        self._outgoing = OutgoingEntry(
-            self.node,
-            channel,
-            machine,
-            self.reservation,
-            self.reservation.resume_slots if is_whole_hit else self.reservation.tail_slots,
-            self.release,
-            self._transfer_ended,
-        )
-        self._outgoing.rows_ready(self._position)
-        if self._prefilled_s is not None:
-            self._outgoing.finish(self._token)
+        try:
+            line = await peers.get(work.decode_address)
+            if not self.is_over:
+                self._outgoing = self._offer(line)
+        except Exception as error:
+            if not isinstance(error, PrfaasError):
+                report(f"{self!r} could not be offered", error)
+            self.fail(plain_text(error), at_fault=work.decode_node)
+            self.release()
 
     @property
-    def outgoing(self) -> OutgoingEntry | None:
-        return self._outgoing
+    def peer_line(self) -> Line | None:
+        return None if self._outgoing is None else self._outgoing.line
+
+    def feed(self, line: Line, message: TransferMessage) -> bool:
+        if self._outgoing is None or self._outgoing.line is not line:
+            return False
+        self._outgoing.feed(message)
+        return True
 
     async def prefill_segment(self) -> None:
-        node = self.node
         if self._started_s is None:
-            self._started_s = node.clock()
+            self._started_s = self.node.clock()
             if await self.in_engine(self._open) is None:
                 return
         result: DecodeResult | None = None
@@ -93,64 +89,90 @@ class PrefillJob(Job):
                 return
             self._position = self._ends.pop(0)
         if self._position == self._stop:
-            await self._prefill_done(result)
+            self._prefill_done(result)
 
     async def decode_step(self) -> None:
-        if await self._stream.step():
-            await self.reply(self._stream.finished())
-            await self.release()
+        await self._stream.step()
+        if self._stream.is_complete and not self.is_over:
+            self._stream.finish()
 
-    async def tick(self) -> None:
-        if self._outgoing is not None:
-            self._outgoing.progress()
-
-    async def cancel(self, reason: str) -> None:
-        if self._outgoing is not None:
-            self._outgoing.cancel(reason)
-        else:
-            await self.release()
+    def tick(self, moving: Container[Line]) -> None:
+        outgoing = self._outgoing
+        if outgoing is not None and (self._prefilled_s is None or outgoing.line in moving):
+            outgoing.progress()
 
     def peer_lost(self, reason: str) -> None:
         if self._outgoing is not None:
             self._outgoing.peer_lost(reason)
 
+    def _end(self, reason: str, code: EndCode) -> None:
+        if self._outgoing is not None:
+            self._outgoing.cancel(reason, code)
+        else:
+            self.release()
+
+    def _offer(self, line: Line) -> OutgoingEntry:
+        node, reservation = self.node, self.reservation
+        terms = TransferTerms(
+            transfer_id=TransferId(self.key),
+            request_id=RequestId(self.work.request_id),
+            spec=node.spec,
+            num_tokens=self._stop,
+            until_s=self.until_s,
+        )
+        machine = SenderControl(terms, node.clock(), lease_s=node.config.lease_s)
+        # Where nothing is left to compute, the state to ship is the one that was resumed from.
+        is_whole_hit = self._start == self._stop
+        outgoing = OutgoingEntry(
+            node,
+            line,
+            machine,
+            reservation,
+            slots=reservation.resume_slots if is_whole_hit else reservation.tail_slots,
+            release=self.release,
+            on_ended=self._transfer_ended,
+        )
+        outgoing.rows_ready(self._position)
+        if self._prefilled_s is not None:
+            outgoing.finish(self._token)
+        return outgoing
+
     def _segment_ends(self) -> list[int]:
         step = self.node.engine.segment_tokens
         first = self._start - self._start % step + step
-        ends = {*range(first, self._stop, step), self._stop}
-        assert self.reservation is not None
-        ends.update(p for p in self.reservation.checkpoint_slots if p > self._start)
+        ends = {*range(first, self._stop, step), self._stop, *self.reservation.checkpoint_slots}
         return sorted(end for end in ends if self._start < end <= self._stop)
 
-    def _open(self) -> DecodeResult:
-        assert self.reservation is not None
+    def _open(self) -> bool:
+        """In the engine's thread."""
         self.node.engine.open(self.key, self._start, self._memory, self.reservation.resume_slots)
-        return DecodeResult(token=0, logits=b"")
+        return True
 
     def _run_segment(self, end: int) -> DecodeResult:
         """In the engine's thread."""
-        assert self.reservation is not None
-        is_last = end == self._stop
-        slots = self.reservation.tail_slots if is_last else None
-        if not is_last:
-            slots = self.reservation.checkpoint_slots.get(end)
-        on_layer = None
-        if self._outgoing is not None:
-            loop, outgoing = self._outgoing.loop, self._outgoing
-
-            def on_layer(layer_index: int) -> None:
-                loop.call_soon_threadsafe(outgoing.layer_ready, layer_index, end, is_last)
-
+        reservation, is_last = self.reservation, end == self._stop
+        slots = reservation.tail_slots if is_last else reservation.checkpoint_slots.get(end)
         return self.node.engine.prefill(
             self.key,
             self.tokens[self._position : end],
             self._position,
             self._memory,
             slots,
-            on_layer,
+            self._on_layer(end),
         )
 
-    async def _prefill_done(self, result: DecodeResult | None) -> None:
+    def _on_layer(self, end: int) -> Callable[[int], None] | None:
+        outgoing, is_last = self._outgoing, end == self._stop
+        if outgoing is None:
+            return None
+        loop = outgoing.loop
+
+        def on_layer(layer_index: int) -> None:
+            loop.call_soon_threadsafe(outgoing.layer_ready, layer_index, end, is_last)
+
+        return on_layer
+
+    def _prefill_done(self, result: DecodeResult | None) -> None:
         node, work = self.node, self.work
         node.schedule.remove(self.key)
         now = node.clock()
@@ -161,7 +183,7 @@ class PrefillJob(Job):
         # Only logits after the whole prompt give a token; a shorter entry leaves it to the decoder.
         has_token = result is not None and self._stop == len(self.tokens)
         token = self._token = result.token if result is not None and has_token else None
-        await self.reply(
+        self.reply(
             Prefilled(
                 request_id=work.request_id,
                 attempt=work.attempt,
@@ -173,30 +195,28 @@ class PrefillJob(Job):
                 prefill_s=now - self._started_s,
             )
         )
-        if isinstance(work, Prefill):
-            if self._outgoing is not None:
-                self._outgoing.finish(token)
-        elif token is not None:
-            await self._decode_here(token)
+        if self._outgoing is not None:
+            self._outgoing.finish(token)
+        elif isinstance(work, Generate):
+            assert token is not None
+            self._stream.start(token)
+            if self._stream.is_complete:
+                self._stream.finish()
+            else:
+                self.schedule_decode()
 
-    async def _decode_here(self, token: int) -> None:
-        if self._stream.start(token):
-            await self.reply(self._stream.finished())
-            await self.release()
-        else:
-            self.node.schedule.add_decode(self.key)
-            self.node.wake()
-
-    async def _transfer_ended(self, ended: Ended) -> None:
-        if ended.error is None and self._prefilled_s is not None:
-            assert self._outgoing is not None
-            await self.reply(
-                Sent(
-                    request_id=self.work.request_id,
-                    attempt=self.work.attempt,
-                    sent_bytes=self._outgoing.sent_bytes,
-                    transfer_s=self.node.clock() - self._prefilled_s,
-                )
+    def _transfer_ended(self, ended: Ended) -> None:
+        assert isinstance(self.work, Prefill)
+        if ended.error is not None:
+            self.fail_transfer(ended, self.work.decode_node)
+            return
+        assert self._outgoing is not None
+        assert self._prefilled_s is not None
+        self.reply(
+            Sent(
+                request_id=self.work.request_id,
+                attempt=self.work.attempt,
+                sent_bytes=self._outgoing.sent_bytes,
+                transfer_s=self.node.clock() - self._prefilled_s,
             )
-        elif ended.error is not None and ended.code is not EndCode.CANCELLED:
-            await self.fail(str(ended.error))
+        )

@@ -26,8 +26,8 @@ class DecodeStep:
 class StepSchedule:
     """Prefill first come first served, decode round robin, and a fair alternation between them.
 
-    After each prefill segment every decoding request gets ``decode_rounds`` steps before the next segment,
-    so that a long prompt on a MIXED node delays tokens by one segment at most.
+    After each prefill segment every decoding request gets ``decode_rounds`` steps before the next
+    segment, so that a long prompt on a MIXED node delays tokens by one segment at most.
     """
 
     def __init__(self, *, decode_rounds: int = 1) -> None:
@@ -49,6 +49,7 @@ class StepSchedule:
         for queue in (self._prefills, self._decodes):
             if key in queue:
                 queue.remove(key)
+        self._owed = min(self._owed, self._decode_rounds * len(self._decodes))
 
     def next_step(self) -> PrefillStep | DecodeStep | None:
         """The step to run now, or None when there is no work. Decoding requests take turns."""

@@ -176,7 +176,6 @@ class TcpChannel(Channel):
         assert self._error is not None
         self._outgoing.close(self._error)
         self._incoming.close()
-        self._reading.cancel()
         self._writer.transport.abort()
 
     async def _say_bye(self) -> None:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from prfaas.transport.tcp.lanes import Lane, LaneThreads
-from prfaas.transport.tcp.sockets import drain, receive_views
+from prfaas.transport.tcp.sockets import drain, num_readable, receive_views
 from prfaas.transport.views import checksum
 from prfaas.transport.windows import WindowTable
 from prfaas.wire.frames import (
@@ -61,8 +61,10 @@ class IncomingPuts:
 class LaneReceiver:
     """Lands the puts of one lane, one after the other; runs in the lane's thread.
 
-    Answers go out as soon as the socket has nothing more to read, and after 8 puts at the latest: a
-    sender that is ahead of us does not gain from every single one, and pays for each.
+    An answer is held back only while the next put has arrived already and waits to be landed, and
+    for 8 puts at most: a sender that is ahead of us does not gain from every single answer, and
+    pays for each. Where the link is the slower part, every answer goes out at once, since the
+    sender measures the link by them.
     """
 
     def __init__(self, windows: WindowTable) -> None:
@@ -72,28 +74,35 @@ class LaneReceiver:
 
     def step(self, sock: socket.socket) -> bool:
         """Receives one put. Raises: OSError, RemoteProtocolError."""
-        self._receive_header(sock)
-        put = decode_put(self._header)
+        put = self._next_put(sock)
         reason = self._land(sock, put)
         answer = encode_ack(put.sequence) if reason is None else encode_nack(put.sequence, reason)
         self._answers.append(answer)
         return True
 
-    def _receive_header(self, sock: socket.socket) -> None:
+    def _next_put(self, sock: socket.socket) -> PutHeader:
         header, got = memoryview(self._header), 0
         if self._answers:
             try:
                 got = sock.recv_into(header, 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 got = 0
-            if got < PUT_HEADER_BYTES or len(self._answers) >= _MAX_HELD_ANSWERS:
-                sock.sendall(b"".join(self._answers))
-                self._answers.clear()
+        if got < PUT_HEADER_BYTES:
+            self._send_answers(sock)
         while got < PUT_HEADER_BYTES:
             count = sock.recv_into(header[got:], 0, socket.MSG_WAITALL)
             if not count:
                 raise ConnectionResetError("peer closed a data connection")
             got += count
+        put = decode_put(self._header)
+        if len(self._answers) >= _MAX_HELD_ANSWERS or num_readable(sock) < put.num_bytes:
+            self._send_answers(sock)
+        return put
+
+    def _send_answers(self, sock: socket.socket) -> None:
+        if self._answers:
+            sock.sendall(b"".join(self._answers))
+            self._answers.clear()
 
     def _land(self, sock: socket.socket, put: PutHeader) -> NackReason | None:
         found = self._windows.begin(put.token, put.offset, put.num_bytes)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
+import termios
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import cast
@@ -17,6 +20,7 @@ from prfaas.wire.frames import HEADER_BYTES, MAX_HANDSHAKE_BYTES, Frame, Kind, d
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
 _DRAIN_BYTES = 64 << 10
+_INT = struct.Struct("i")
 _NUM_PROBES = 3
 
 
@@ -120,6 +124,12 @@ def drain(sock: socket.socket, num_bytes: int) -> None:
         if not got:
             raise ConnectionResetError("peer closed the connection inside a put")
         num_bytes -= got
+
+
+def num_readable(sock: socket.socket) -> int:
+    """Bytes that have arrived and can be read without waiting. Raises: OSError."""
+    (num_bytes,) = _INT.unpack(fcntl.ioctl(sock, termios.FIONREAD, bytes(_INT.size)))
+    return int(num_bytes)
 
 
 def hang_up(sock: socket.socket) -> None:

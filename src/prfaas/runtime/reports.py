@@ -1,0 +1,100 @@
+"""What a worker tells its gateways of itself: its role, its cache, the speed of its links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from prfaas.errors import TransportError
+from prfaas.runtime.line import Line
+from prfaas.runtime.messages import (
+    CacheBody,
+    CacheChanged,
+    CacheSnapshot,
+    Message,
+    NodeInfo,
+    Rates,
+    RoleSet,
+    Status,
+)
+from prfaas.runtime.node import Node
+from prfaas.seams import Delivery
+
+
+class Reports:
+    """Every gateway that registered with a worker hears the same."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._gateways: set[Line] = set()
+
+    def __repr__(self) -> str:
+        return f"<Reports to {sorted(line.peer_id for line in self._gateways)}>"
+
+    def register(self, line: Line) -> None:
+        """Introduces the worker to a gateway, and reports to it from now on."""
+        config = self._node.config
+        line.post(
+            NodeInfo(
+                node_id=config.node_id,
+                cluster_id=config.cluster_id,
+                kind=config.kind.value,
+                role=self._node.role.value,
+                epoch=config.epoch,
+                block_size=self._node.geometry.block_size,
+            )
+        )
+        self.cache()  # earlier events are in the snapshot
+        self.snapshot(line)
+        self._gateways.add(line)
+
+    def remove(self, line: Line) -> None:
+        """Forgets a gateway. Idempotent."""
+        self._gateways.discard(line)
+
+    def snapshot(self, line: Line) -> None:
+        """Everything that the cache can serve."""
+        self.cache()
+        sequence, stored = self._node.cache.snapshot()
+        line.post(CacheSnapshot(sequence=sequence, stored=dict(stored.items())))
+
+    def cache(self) -> None:
+        """What changed in the cache since the last call."""
+        events = self._node.cache.take_events()
+        if events:
+            bodies = tuple(
+                CacheBody(
+                    sequence=event.sequence,
+                    group_id=event.group_id,
+                    stored=event.stored,
+                    removed=event.removed,
+                )
+                for event in events
+            )
+            self._tell(CacheChanged(events=bodies))
+
+    def rates(self, deliveries: Iterable[Delivery]) -> None:
+        """Link samples, in seconds before now, since clocks differ."""
+        now = self._node.clock()
+        samples = tuple((d.num_bytes, now - d.start_s, now - d.end_s) for d in deliveries)
+        if samples:
+            self._tell(Rates(deliveries=samples))
+
+    def role(self, plan_epoch: int) -> None:
+        """The role that is in force, after a plan asked for one."""
+        self._tell(RoleSet(role=self._node.role.value, plan_epoch=plan_epoch))
+
+    def status(self, line: Line, num_jobs: int) -> None:
+        """Counts and configuration, for whoever asks."""
+        line.post(
+            Status(
+                node_id=self._node.config.node_id,
+                counts={**self._node.counts(), "jobs": num_jobs},
+                config=dict(self._node.effective_config()),
+            )
+        )
+
+    def _tell(self, message: Message) -> None:
+        for line in self._gateways:
+            with suppress(TransportError):  # its reader is about to remove it
+                line.post(message)
