@@ -25,7 +25,8 @@ from reference import greedy
 
 pytestmark = pytest.mark.e2e
 
-PROMPT = tuple(chapters()[40].text.encode()[:500])
+PROSE = next(text for text in (c.prose(500) for c in chapters()[20:]) if len(text) > 400)
+PROMPT = tuple(PROSE.encode())
 MAX_BYTES = 8 << 20
 
 

@@ -1,4 +1,4 @@
-"""The TCP transport beyond the contract: addresses, restarts, faults, leaks. Loopback only."""
+"""The TCP transport beyond the contract: restarts, faults, leaks. Loopback only."""
 
 from __future__ import annotations
 
@@ -10,70 +10,36 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
 from prfaas.errors import (
-    AddressError,
     ChannelBroken,
     ChannelClosed,
-    ConfigError,
-    ConnectError,
     IntegrityError,
-    ListenError,
     PutRefused,
 )
-from prfaas.seams.transport import Memory, Span, WindowRef
+from prfaas.seams.transport import Channel, WindowRef
 from prfaas.testing.transport import (
     DIALLER,
     LISTENER,
     Pair,
     Scattered,
     accepting,
-    check_transport,
-    host_memory,
     pair,
 )
+from prfaas.transport.inproc import InProcTransport
 from prfaas.transport.tcp import TcpChannel, TcpConfig, TcpTransport
 from prfaas.transport.tcp.lanes import Lane
 from prfaas.transport.tcp.outgoing import OutgoingPuts
 from prfaas.transport.views import SpanViews
 from prfaas.wire.busy import BusyMeter
+from tcp_kit import ANY, opened, run, until, whole
 
 pytestmark = pytest.mark.timeout(30)
-
-ANY = "tcp://127.0.0.1:0"
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
-
-
-def whole(buffer: bytearray) -> tuple[Memory, list[Span]]:
-    return host_memory(buffer), [Span(0, len(buffer))]
-
-
-@asynccontextmanager
-async def opened(
-    config: TcpConfig | None = None, address: str = ANY
-) -> AsyncIterator[tuple[TcpChannel, TcpChannel]]:
-    async with pair(TcpTransport(config), address) as ends:
-        assert isinstance(ends.near, TcpChannel)
-        assert isinstance(ends.far, TcpChannel)
-        yield ends.near, ends.far
-
-
-async def until(condition: Any) -> None:
-    """Waits for something that other threads bring about."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def test_bytes_have_landed_when_a_put_returns() -> None:
@@ -176,135 +142,6 @@ def test_a_restart_on_the_same_port_is_noticed() -> None:
                 await new.put(window, 0, memory, spans)
             await new.put((await accept()).expose(memory, spans), 0, memory, spans)
             await new.aclose()
-
-    run(main())
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="the host has no IPv6 loopback")
-@pytest.mark.parametrize("address", ["[::1]:0", "::1"])
-def test_ipv6(address: str) -> None:
-    async def main() -> None:
-        async with accepting(TcpTransport(), address) as (listener, _):
-            assert listener.address.startswith("tcp://[::1]:")
-        await check_transport(TcpTransport(), address)
-
-    run(main())
-
-
-def test_localhost() -> None:
-    async def main() -> None:
-        async with accepting(TcpTransport(), "localhost:0") as (listener, _):
-            port = listener.address.rpartition(":")[2]
-            (await TcpTransport().connect(f"localhost:{port}", DIALLER)).abort()
-
-    run(main())
-
-
-def test_a_taken_port_is_named() -> None:
-    async def main() -> None:
-        async with accepting(TcpTransport(), ANY) as (listener, _):
-            with pytest.raises(ListenError, match=f"{listener.address}: .*another port"):
-                await TcpTransport().listen(listener.address, LISTENER, lambda _: asyncio.sleep(0))
-
-    run(main())
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "tcp://[::]:0"])
-def test_other_hosts_are_let_in_only_if_asked_for(address: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigError, match="allow_remote=True"):
-            await TcpTransport().listen(address, LISTENER, lambda _: asyncio.sleep(0))
-        config = TcpConfig(allow_remote=True, advertise_host="node-7")
-        async with accepting(TcpTransport(config), address) as (listener, _):
-            assert listener.address.startswith("tcp://node-7:")
-
-    run(main())
-
-
-def test_hosts_outside_the_allow_list_are_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with accepting(TcpTransport(), ANY) as (listener, _):
-            allowed = TcpConfig(allowed_hosts=frozenset({"127.0.0.1"}))
-            (await TcpTransport(allowed).connect(listener.address, DIALLER)).abort()
-            monkeypatch.setattr(socket, "socket", None)
-            with pytest.raises(AddressError, match="allowed_hosts"):
-                await TcpTransport(allowed).connect("tcp://169.254.169.254:80", DIALLER)
-            monkeypatch.undo()
-
-    run(main())
-
-
-@pytest.mark.parametrize("address", ["inproc://a", "tcp://localhost:0", "localhost"])
-def test_addresses_that_cannot_be_dialled(address: str) -> None:
-    with pytest.raises(AddressError):
-        run(TcpTransport().connect(address, DIALLER))
-
-
-def test_unresolvable_hosts() -> None:
-    async def main() -> None:
-        with pytest.raises(ConnectError, match="cannot connect"):
-            await TcpTransport().connect("no-such-host.invalid:1", DIALLER)
-        with pytest.raises(ListenError, match="check the host name"):
-            await TcpTransport().listen("no-such-host.invalid:1", LISTENER, lambda _: _)
-
-    run(main())
-
-
-def test_congestion_control_is_set_or_refused() -> None:
-    names = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
-
-    async def main() -> None:
-        config = TcpConfig(congestion=names[0])
-        async with opened(config) as (near, far):
-            for channel in (near, far):
-                lane = channel._outgoing._lanes[0].sock
-                name = lane.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-                assert name.rstrip(b"\0").decode() == names[0]
-        wrong = TcpTransport(TcpConfig(congestion="no-such"))
-        with pytest.raises(ConfigError, match="'no-such' cannot be set"):
-            await wrong.listen(ANY, LISTENER, lambda _: asyncio.sleep(0))
-        async with accepting(TcpTransport(), ANY) as (listener, _):
-            with pytest.raises(ConfigError, match="'no-such' cannot be set"):
-                await wrong.connect(listener.address, DIALLER)
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_connections": 0},
-        {"num_connections": 65},
-        {"chunk_bytes": 0},
-        {"chunk_bytes": (16 << 20) + 1},
-        {"stall_timeout_s": 0},
-        {"connect_timeout_s": -1},
-        {"max_handshakes": 0},
-    ],
-)
-def test_settings_are_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        TcpConfig(**wrong)
-
-
-def test_the_smaller_wish_for_connections_holds() -> None:
-    async def main() -> None:
-        async with accepting(TcpTransport(TcpConfig(num_connections=2)), ANY) as (listener, accept):
-            for wish, granted in ((1, 1), (2, 2), (5, 2)):
-                transport = TcpTransport(TcpConfig(num_connections=wish))
-                near, far = await transport.connect(listener.address, DIALLER), await accept()
-                for channel in (near, far):
-                    assert isinstance(channel, TcpChannel)
-                    assert f"{granted} lanes" in repr(channel)
-                near.abort()
 
     run(main())
 
@@ -419,6 +256,27 @@ def test_a_given_up_put_leaves_nothing_in_the_books() -> None:
             assert near._outgoing._meter.outstanding_bytes == 0
             assert not near._outgoing._active
             near._outgoing._meter.check()
+
+    run(main())
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "inproc"])
+def test_a_handler_may_close_its_listener(scheme: str) -> None:
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def on_channel(_: Channel) -> None:
+            await listener.aclose()
+            over.set()
+
+        transport = TcpTransport() if scheme == "tcp" else InProcTransport({})
+        listener = await transport.listen(f"{scheme}://localhost:0", LISTENER, on_channel)
+        channel = await transport.connect(listener.address, DIALLER)
+        with pytest.raises(ChannelBroken):
+            await channel.receive()
+        await over.wait()
+        await asyncio.sleep(0)
+        await channel.aclose()
 
     run(main())
 

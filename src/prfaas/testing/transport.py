@@ -182,8 +182,7 @@ async def _expect(error: type[PrfaasError], call: Awaitable[object], when: str) 
 
 async def _check_hello(ends: Pair) -> None:
     _require(ends.near.local == DIALLER and ends.far.local == LISTENER, "local is not ours")
-    _require(ends.near.peer == LISTENER, "the dialler sees another hello than the listener's")
-    _require(ends.far.peer == DIALLER, "the listener sees another hello than the dialler's")
+    _require(ends.near.peer == LISTENER and ends.far.peer == DIALLER, "peer is not theirs")
 
 
 async def _check_frames(ends: Pair) -> None:
@@ -214,8 +213,7 @@ async def _check_puts(ends: Pair, sizes: Sequence[int] = SIZES) -> None:
 
 async def _put_once(sender: Channel, receiver: Channel, size: int, rng: random.Random) -> None:
     """Puts in two parts, the second one first, and compares as soon as each is done."""
-    data = rng.randbytes(size)
-    target = Scattered(rng, size)
+    data, target = rng.randbytes(size), Scattered(rng, size)
     window = receiver.expose(target.memory, target.spans)
     _require(window.num_bytes == size, f"a window over {size} bytes has {window.num_bytes}")
     cut = rng.randint(0, size)
@@ -319,7 +317,6 @@ async def _check_close(ends: Pair) -> None:
         ("put", ends.near.put(window, 0, memory, [Span(0, 10)])),
     ):
         await _expect(ChannelClosed, call, f"{name} after aclose")
-    await ends.near.withdraw(window)
     await ends.far.withdraw(window)
 
 

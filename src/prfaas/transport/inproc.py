@@ -194,10 +194,10 @@ class InProcListener(Listener):
             del self._network[self._name]
         for channel in self._channels:
             channel.abort()
-        for task in self._handlers:
+        tasks = self._handlers - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        waiting = self._handlers - {asyncio.current_task()}
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def accept(self, hello: Hello, clock: Callable[[], float]) -> InProcChannel:
         """The dialler's end of a new channel. Raises: PeerMismatch."""

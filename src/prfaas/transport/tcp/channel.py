@@ -165,7 +165,7 @@ class TcpChannel(Channel):
     def _break(self, error: Exception) -> None:
         if self._error is None:
             self._error = ChannelBroken(
-                f"channel to {self._peer.node_id} broke: {error or type(error).__name__}; "
+                f"channel to {self._peer.node_id} broke: {str(error) or type(error).__name__}; "
                 "connect again"
             )
             self._error.__cause__ = error

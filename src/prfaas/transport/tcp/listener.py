@@ -93,15 +93,13 @@ class TcpListener(Listener):
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
         self._server.close()
-        for tasks in (self._handshakes, self._handlers):
-            for task in tasks:
-                task.cancel()
+        tasks = (self._handshakes | self._handlers) - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
         channels = list(self._channels)
         for channel in channels:
             channel.abort()
-        waiting = self._handshakes | self._handlers
-        waiting.discard(asyncio.current_task())
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for channel in channels:
             await channel.ended()
 
