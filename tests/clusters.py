@@ -1,14 +1,18 @@
-"""A whole deployment in one event loop: real engines, real sockets, no processes."""
+"""A whole deployment in one event loop: real engines and channels, no processes."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
+from typing import Any
 
 import attrs
 
+from cluster.relay import Relay, Route
 from prfaas.cache import PagedHybridCache, PoolGeometry
 from prfaas.core import ClusterId, ClusterKind, Handoff, NodeId, Role
 from prfaas.policy import (
@@ -27,6 +31,8 @@ from prfaas.store import HostArena, PoolMemory
 from prfaas.transport.tcp import TcpTransport
 
 BLOCK = 64
+ANY_PORT = "tcp://127.0.0.1:0"
+SETTLE_S = 5.0
 ROLES = {
     "remote": (ClusterKind.PRFAAS, Role.PREFILL),
     "local": (ClusterKind.PD, Role.PREFILL),
@@ -36,28 +42,74 @@ ROLES = {
 
 @attrs.define
 class Deployment:
-    """What a test can touch."""
+    """What a test can touch.
+
+    Attributes:
+        reports: what the event loop's exception handler and the error log were told; a test that
+            provokes it on purpose empties the list.
+    """
 
     gateway: Gateway
-    workers: dict[str, Worker]
-    nodes: dict[str, Node]
-    caches: dict[str, PagedHybridCache]
     ledger: LoadLedger
+    start_node: Callable[..., Node]
+    transport: Callable[[], Transport]
+    address: Callable[[str], str]
+    hello: Hello
+    link: Callable[[str], Any]
+    workers: dict[str, Worker] = attrs.field(factory=dict)
+    nodes: dict[str, Node] = attrs.field(factory=dict)
+    reports: list[object] = attrs.field(factory=list)
+
+    @property
+    def caches(self) -> dict[str, Any]:
+        return {name: node.cache for name, node in self.nodes.items()}
+
+    async def start(self, name: str, *, address: str | None = None, **options: Any) -> Worker:
+        """Starts a worker; `add` makes the gateway know it."""
+        node = self.nodes[name] = self.start_node(name, **options)
+        worker = self.workers[name] = Worker(node, self.transport())
+        await worker.start(address or self.address(name))
+        return worker
+
+    async def add(self, name: str) -> None:
+        address = self.workers[name].address
+        far = {ClusterId(ClusterKind.PRFAAS.value): await self.link(address)}
+        await self.gateway.add_worker(address, peer_addresses=far)
+
+    async def kill(self, name: str) -> None:
+        """As a machine that loses power: nobody is told anything."""
+        worker = self.workers[name]
+        for line in (*worker._lines, *worker._peers._lines.values()):
+            line.abort()
+        await worker.aclose()
+        self.check_node(name)
+        del self.workers[name], self.nodes[name]
+
+    async def settle(self) -> None:
+        """Messages that end a request at its workers may still be under way."""
+        async with asyncio.timeout(SETTLE_S):
+            while any(worker.num_jobs for worker in self.workers.values()):
+                await asyncio.sleep(0.002)
 
     def check_empty(self) -> None:
         """Nothing is left of any request, apart from prefix entries."""
-        for name, cache in self.caches.items():
-            cache.check()
-            usage = cache.usage()
-            assert usage.num_requests == 0, name
-            assert usage.num_leases == 0, name
-            assert usage.reserved == dict.fromkeys(usage.reserved, 0), name
-            assert usage.blocks == usage.indexed, name
-        for name, node in self.nodes.items():
-            assert getattr(node.engine, "num_open", 0) == 0, name
         for name, worker in self.workers.items():
+            self.check_node(name)
             assert worker.num_jobs == 0, name
+        assert self.gateway.num_active == 0
         assert self.ledger.num_in_flight == 0
+        self.ledger.check()
+        assert not self.reports
+
+    def check_node(self, name: str) -> None:
+        node = self.nodes[name]
+        node.cache.check()
+        usage = node.cache.usage()
+        assert usage.num_requests == 0, name
+        assert usage.num_leases == 0, name
+        assert usage.reserved == dict.fromkeys(usage.reserved, 0), name
+        assert usage.blocks == usage.indexed, name
+        assert getattr(node.engine, "num_open", 0) == 0, name
 
 
 @asynccontextmanager
@@ -72,66 +124,99 @@ async def deployment(
     block_size: int = BLOCK,
     landing_hook: LandingHook | None = None,
     transport: Callable[[], Transport] = TcpTransport,
+    address: Callable[[str], str] = lambda name: ANY_PORT,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    link_bps: float | None = None,
     config: GatewayConfig | None = None,
 ) -> AsyncIterator[Deployment]:
-    """Workers named after `ROLES` (a digit may follow), one gateway, t pinned to ``threshold``."""
+    """Workers named after `ROLES` (a digit may follow), one gateway, t pinned to ``threshold``.
+
+    Args:
+        options: by worker name, arguments for its `WorkerConfig`, or a ``pool_bytes`` of its own.
+        link_bps: rate of a relay between the clusters; None for none.
+    """
+
+    def start_node(name: str, **more: Any) -> Node:
+        kind, role = ROLES[name.rstrip("0123456789")]
+        mine = {"role": (roles or {}).get(name, role), **(options or {}).get(name, {}), **more}
+        model = spare.pop() if spare else engine()
+        geometry = PoolGeometry.for_spec(
+            model.spec, block_size=block_size, pool_bytes=mine.pop("pool_bytes", pool_bytes)
+        )
+        worker_config = WorkerConfig(
+            node_id=NodeId(name),
+            cluster_id=ClusterId(kind.value),
+            kind=kind,
+            handoff=handoff,
+            put_bytes=16 << 10,
+            report_s=0.02,
+            **mine,
+        )
+        return Node(
+            worker_config,
+            model,
+            PagedHybridCache(geometry),
+            PoolMemory(HostArena(geometry.pool_bytes), geometry),
+            clock=time.monotonic,
+            landing_hook=landing_hook if kind is ClusterKind.PD else None,
+        )
+
+    async def link(target: str) -> str:
+        if link_bps is None:
+            return target
+        port = int(target.rpartition(":")[2])
+        relay = Relay([Route(target_host="127.0.0.1", target_port=port)], link_bps)
+        await stack.enter_async_context(relay)
+        return f"tcp://127.0.0.1:{relay.ports[0]}"
+
     async with AsyncExitStack() as stack:
-        workers, nodes, caches = {}, {}, {}
-        for name in names:
-            kind, role = ROLES[name.rstrip("0123456789")]
-            role = (roles or {}).get(name, role)
-            model = engine()
-            geometry = PoolGeometry.for_spec(
-                model.spec, block_size=block_size, pool_bytes=pool_bytes
-            )
-            arena = HostArena(geometry.pool_bytes)
-            cache = PagedHybridCache(geometry)
-            worker_config = WorkerConfig(
-                node_id=NodeId(name),
-                cluster_id=ClusterId(kind.value),
-                kind=kind,
-                role=role,
-                handoff=handoff,
-                put_bytes=16 << 10,
-                report_s=0.02,
-            )
-            node = Node(
-                worker_config,
-                model,
-                cache,
-                PoolMemory(arena, geometry),
-                clock=time.monotonic,
-                landing_hook=landing_hook if kind is ClusterKind.PD else None,
-            )
-            worker = Worker(node, transport())
-            await worker.start("tcp://127.0.0.1:0")
-            stack.push_async_callback(worker.aclose)
-            workers[name], nodes[name], caches[name] = worker, node, cache
-        spec = model.spec
+        spare = [engine()]
+        spec = spare[0].spec
         index = GlobalPrefixIndex(spec.groups, granule_tokens=spec.granule_tokens)
         ledger = LoadLedger(index, LinkEstimator())
         band = (threshold, threshold)
         controller = ThresholdController(spec, band=band, prior_tokens=[64, 128, 256])
+        configured = {n: (roles or {}).get(n, ROLES[n.rstrip("0123456789")][1]) for n in names}
+        hello = Hello(
+            node_id=NodeId("gateway"),
+            epoch=1,
+            fingerprint=spec.fingerprint(),
+            model=spec.name,
+            granule_tokens=spec.granule_tokens,
+            handoff=handoff,
+        )
         gateway = Gateway(
             spec=spec,
             router=ThresholdRouter(spec, controller),
             ledger=ledger,
-            balancer=FixedRoles({NodeId(n): nodes[n].role for n in names}, band),
+            balancer=FixedRoles({NodeId(n): role for n, role in configured.items()}, band),
             transport=transport(),
-            hello=Hello(
-                node_id=NodeId("gateway"),
-                epoch=1,
-                fingerprint=spec.fingerprint(),
-                model=spec.name,
-                granule_tokens=spec.granule_tokens,
-                handoff=handoff,
-            ),
+            hello=hello,
             controller=controller,
             config=config,
             rng=Random(0),
         )
-        stack.push_async_callback(gateway.aclose)
+        d = Deployment(gateway, ledger, start_node, transport, address, hello, link)
+        _collect_reports(d, stack)
         gateway.start()
-        for worker in workers.values():
-            await gateway.add_worker(worker.address)
-        yield Deployment(gateway, workers, nodes, caches, ledger)
+        stack.push_async_callback(_close, d)
+        for name in names:
+            await d.start(name)
+            await d.add(name)
+        await gateway.statuses()  # roles that the plan asked for meanwhile are in force now
+        yield d
+
+
+async def _close(d: Deployment) -> None:
+    await d.gateway.aclose()
+    for worker in d.workers.values():
+        await worker.aclose()
+
+
+def _collect_reports(d: Deployment, stack: AsyncExitStack) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: d.reports.append(context))
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = d.reports.append  # type: ignore[method-assign]
+    logging.getLogger("prfaas").addHandler(handler)
+    stack.callback(logging.getLogger("prfaas").removeHandler, handler)

@@ -6,7 +6,7 @@ from collections.abc import Container
 from functools import partial
 
 from prfaas.core import RequestId, TransferId
-from prfaas.errors import PrfaasError, TransportError
+from prfaas.errors import TransportError
 from prfaas.runtime.job import Job, OnOver
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import Expect, Expecting, plain_text
@@ -168,9 +168,8 @@ class DecodeJob(Job):
         node = self.node
         try:
             installed = await self.in_engine(self._open)
-        except PrfaasError as error:
-            node.counters["steps_failed"] += 1
-            self.fail(plain_text(error), at_fault=node.config.node_id)
+        except Exception as error:
+            self.fail_step(error)
             self._transfer.feed(Cancel(EndCode.FAILED, plain_text(error)))
             return
         if installed is None:
@@ -213,7 +212,7 @@ class DecodeJob(Job):
             self.schedule_decode()
 
     def _finish_if_complete(self) -> bool:
-        if self._stream.is_complete and not self.is_over:
+        if self._stream.is_complete and self.is_wanted:
             self._stream.finish(
                 received_bytes=self._received_bytes,
                 expected_bytes=self._layout.num_bytes,

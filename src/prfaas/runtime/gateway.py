@@ -413,12 +413,14 @@ class Gateway:
         plan = self._balancer.plan(self._clock())
         if self._controller is not None:
             self._controller.set_band(plan.threshold_band)
-        for view in self._ledger.nodes():
+        for view in tuple(self._ledger.nodes()):
             wanted = plan.roles.get(view.node_id, view.role)
             link = self._links.get(view.node_id)
             if wanted is not view.role and link is not None:
                 with suppress(TransportError):  # then its reader is about to lose it
                     link.line.post(SetRole(role=wanted.value, plan_epoch=plan.epoch))
+                # Work that is sent after this finds the new role in force.
+                self._ledger.role_changed(view.node_id, wanted)
         self._changed.set()
 
     async def _tick(self) -> None:

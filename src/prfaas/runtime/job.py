@@ -9,13 +9,13 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from prfaas.core import RequestId
-from prfaas.errors import TransportError
+from prfaas.errors import PrfaasError, TransportError
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import (
-    MAX_REASON_CHARS,
     Failed,
     Message,
     Work,
+    plain_text,
     unpack_tokens,
 )
 from prfaas.runtime.node import Node
@@ -96,14 +96,15 @@ class Job(ABC):
         """Ends the transfer if there is one, and releases."""
 
     @property
-    def is_over(self) -> bool:
-        """Whether the job was released; its memory may still be on its way back."""
-        return self._is_over
+    def is_wanted(self) -> bool:
+        """Whether the job may go on: it was neither cancelled nor released."""
+        return not (self.is_cancelled or self._is_over)
 
     def cancel(self, reason: str, code: EndCode = EndCode.CANCELLED) -> None:
         """Nobody wants the job any more: says nothing to the gateway, and ends. Idempotent."""
         if not self.is_cancelled:
             self.is_cancelled = True
+            self.node.schedule.remove(self.key)
             self._end(reason, code)
 
     def fail(self, reason: str, *, retryable: bool = True, at_fault: str = "") -> None:
@@ -118,11 +119,18 @@ class Job(ABC):
                 request_id=self.work.request_id,
                 attempt=self.work.attempt,
                 stage=self.stage,
-                reason=reason[:MAX_REASON_CHARS],
+                reason=reason,
                 retryable=retryable,
                 at_fault=at_fault,
             )
         )
+
+    def fail_step(self, error: Exception) -> None:
+        """As `fail`, for a step in the engine that raised: a failure of this request only."""
+        self.node.counters["steps_failed"] += 1
+        if not isinstance(error, PrfaasError):
+            report(f"a step of {self!r} failed unexpectedly", error)
+        self.fail(plain_text(error), at_fault=self.node.config.node_id)
 
     def fail_transfer(self, ended: Ended, peer: str) -> None:
         """As `fail`, for a transfer that ended without its bytes."""
@@ -139,20 +147,20 @@ class Job(ABC):
     async def in_engine(self, work: Callable[[], T]) -> T | None:
         """Runs one engine call; None if the job ended before or meanwhile."""
         async with self._engine_turn:
-            if self._is_over:
+            if not self.is_wanted:
                 return None
             result = await self.node.in_engine(work)
-        return None if self._is_over else result
+        return result if self.is_wanted else None
 
     def schedule_prefill(self) -> None:
         """Asks the engine loop for `prefill_segment`."""
-        if not self._is_over:
+        if self.is_wanted:
             self.node.schedule.add_prefill(self.key)
             self.node.wake()
 
     def schedule_decode(self) -> None:
         """Asks the engine loop for `decode_step`."""
-        if not self._is_over:
+        if self.is_wanted:
             self.node.schedule.add_decode(self.key)
             self.node.wake()
 

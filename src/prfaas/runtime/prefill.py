@@ -59,7 +59,7 @@ class PrefillJob(Job):
         """Offers the entry to the decode node while the prompt waits and computes."""
         try:
             line = await peers.get(work.decode_address)
-            if not self.is_over:
+            if self.is_wanted:
                 self._outgoing = self._offer(line)
         except Exception as error:
             if not isinstance(error, PrfaasError):
@@ -93,7 +93,7 @@ class PrefillJob(Job):
 
     async def decode_step(self) -> None:
         await self._stream.step()
-        if self._stream.is_complete and not self.is_over:
+        if self._stream.is_complete and self.is_wanted:
             self._stream.finish()
 
     def tick(self, moving: Container[Line]) -> None:

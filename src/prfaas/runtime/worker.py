@@ -299,10 +299,7 @@ class Worker:
                 await job.decode_step()
         except Exception as error:
             # One request's failure, even a bug of ours, must not take the others down.
-            self._node.counters["steps_failed"] += 1
-            if not isinstance(error, PrfaasError):
-                report(f"a step of {job!r} failed unexpectedly", error)
-            job.fail(plain_text(error), at_fault=self._hello.node_id)
+            job.fail_step(error)
             job.cancel(plain_text(error), EndCode.FAILED)
 
     async def _tick(self) -> None:

@@ -1,0 +1,564 @@
+"""Whatever breaks, a request ends with the right answer or a clear error, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from clusters import ANY_PORT, Deployment
+from prfaas.core import Handoff, Request, Role
+from prfaas.errors import ChannelClosed, DeadlineExceeded, EngineError, PrfaasError, RequestError
+from prfaas.transport.tcp import TcpTransport
+from toys import (
+    LOCAL,
+    NUM_NEW,
+    REMOTE,
+    Pause,
+    a_request,
+    check_answer,
+    held_toys,
+    in_loop,
+    toys,
+    until,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(30)]
+
+ROUTES = {
+    "remote": {"threshold": REMOTE},
+    "local": {"threshold": LOCAL},
+    "mixed": {"threshold": LOCAL, "names": ("decode",), "roles": {"decode": Role.MIXED}},
+}
+
+
+def start(d: Deployment, request: Request) -> asyncio.Task[Any]:
+    return asyncio.create_task(d.gateway.generate(request))
+
+
+async def check_serves(d: Deployment, **options: Any) -> None:
+    """A probe gets its answer, and nothing is left of anything."""
+    request = a_request(**({"seed": 99} | options))
+    check_answer(await d.gateway.generate(request), request)
+    await d.settle()
+    d.check_empty()
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+@pytest.mark.parametrize("route", ROUTES)
+@in_loop
+async def test_toys_give_the_answer_of_one_engine(route: str, handoff: Handoff) -> None:
+    async with toys(**ROUTES[route], handoff=handoff) as d:
+        for num_tokens in (1, 2, 16, 17, 90, 90):
+            request = a_request(num_tokens)
+            generation = await d.gateway.generate(request)
+            check_answer(generation, request)
+            assert generation.record["attempts"] == 1
+        one = a_request(max_new_tokens=1)
+        check_answer(await d.gateway.generate(one), one)
+        await check_serves(d)
+
+
+# A node dies.
+
+
+@in_loop
+async def test_a_prefill_node_dies_while_its_cache_crosses_a_slow_link() -> None:
+    options = {"transport": TcpTransport, "pool_bytes": 1 << 20, "link_bps": 1e6}
+    async with toys(**options) as d:
+        request = a_request(6000)
+        generating = start(d, request)
+        await until(lambda: d.nodes["remote"].counters["sent_bytes"])
+        assert d.workers["decode"].num_jobs == 1
+        await d.kill("remote")
+        generation = await generating
+        check_answer(generation, request)
+        assert generation.record["attempts"] == 2
+        assert generation.record["prefill_node"] == "local"
+        assert generation.record["offloaded"] is False
+        await check_serves(d)
+
+
+@pytest.mark.parametrize("stage", ["queued", "prefill", "transfer"])
+@pytest.mark.parametrize("name", ["remote", "decode"])
+@in_loop
+async def test_a_node_dies_at_any_stage(name: str, stage: str) -> None:
+    names = ("remote", "local", "decode1", "decode2")
+    async with held_toys(names=names) as (d, held):
+        pause = Pause(d.nodes["remote"].engine, "prefill", 3)
+        blocker = start(d, a_request(seed=5)) if stage == "queued" else None
+        if blocker is not None:
+            await pause.reached()
+        request = a_request()
+        generating = start(d, request)
+        if stage == "transfer":
+            pause.release()
+            await held.holds()
+        else:
+            await pause.reached()
+            await until(lambda: d.workers["remote"].num_jobs == 1 + (blocker is not None))
+        if name == "decode":
+            name = next(n for n in ("decode1", "decode2") if d.workers[n].num_jobs)
+        killing = asyncio.create_task(d.kill(name))
+        await asyncio.sleep(0.01)
+        pause.release()
+        held.gate.set()
+        await killing
+        check_answer(await generating, request)
+        if blocker is not None:
+            await blocker
+        await check_serves(d)
+
+
+@pytest.mark.parametrize("stage", ["prefill", "transfer", "decode"])
+@in_loop
+async def test_without_a_decode_node_the_prefill_node_takes_both_roles(stage: str) -> None:
+    async with held_toys(threshold=LOCAL) as (d, held):
+        where = {"prefill": ("local", "prefill"), "decode": ("decode", "decode")}
+        pause = None
+        if stage in where:
+            name, method = where[stage]
+            pause = Pause(d.nodes[name].engine, method, 2)
+            held.gate.set()
+        request = a_request()
+        generating = start(d, request)
+        await (held.holds() if pause is None else pause.reached())
+        killing = asyncio.create_task(d.kill("decode"))
+        await asyncio.sleep(0.01)
+        if pause is not None:
+            pause.release()
+        await killing
+        generation = await generating
+        check_answer(generation, request)
+        assert generation.record["decode_node"] == "local"
+        assert d.nodes["local"].role is Role.MIXED
+        held.gate.set()
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_worker_that_closes_hands_its_requests_on() -> None:
+    async with toys() as d:
+        pause = Pause(d.nodes["remote"].engine, "prefill", 2)
+        request = a_request()
+        generating = start(d, request)
+        await pause.reached()
+        closing = asyncio.create_task(d.workers.pop("remote").aclose())
+        await asyncio.sleep(0.01)
+        pause.release()
+        generation = await generating
+        await closing
+        check_answer(generation, request)
+        assert generation.record["prefill_node"] == "local"
+        d.check_node("remote")
+        await check_serves(d)
+
+
+@pytest.mark.parametrize("stage", ["alive", "lost"])
+@in_loop
+async def test_H25_a_restarted_worker_is_taken_back_with_an_empty_cache(stage: str) -> None:
+    async with toys(transport=TcpTransport, address=lambda name: ANY_PORT) as d:
+        await check_serves(d)
+        address = d.workers["decode"].address
+        await d.kill("decode")
+        if stage == "lost":
+            await until(lambda: "decode" not in d.gateway._links)
+        await d.start("decode", address=address, epoch=2)
+        await d.add("decode")
+        request = a_request(seed=99)
+        generation = await d.gateway.generate(request)
+        check_answer(generation, request)
+        assert generation.record["attempts"] == 1
+        assert generation.record["held_tokens"] == 0
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_worker_without_its_engine_loop_does_not_look_alive() -> None:
+    async with toys() as d:
+        d.nodes["remote"].schedule.add_prefill("no such job")
+        request = a_request()
+        check_answer(await d.gateway.generate(request), request)
+        await until(lambda: "remote" not in d.gateway._links)
+        assert len(d.reports) == 1
+        d.reports.clear()
+        await check_serves(d)
+
+
+# No room.
+
+
+@pytest.mark.parametrize("name", ["remote", "decode1"])
+@in_loop
+async def test_a_node_too_small_for_a_prompt_is_left_out(name: str) -> None:
+    names = ("remote", "local", "decode1", "decode2")
+    async with toys(names=names, options={name: {"pool_bytes": 4096}}) as d:
+        for seed in range(3):
+            request = a_request(200, seed)
+            generation = await d.gateway.generate(request)
+            check_answer(generation, request)
+            assert name not in (generation.record["prefill_node"], generation.record["decode_node"])
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_prompt_too_large_for_every_node_is_a_clear_error() -> None:
+    async with toys(pool_bytes=4096) as d:
+        with pytest.raises(PrfaasError, match=r"admission.*enlarge the pool"):
+            await d.gateway.generate(a_request(500))
+        await check_serves(d, num_tokens=20)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@in_loop
+async def test_requests_wait_their_turn_at_a_full_node(route: str) -> None:
+    options = {name: {"max_requests": 1} for name in ("remote", "local", "decode")}
+    async with toys(**ROUTES[route], options=options) as d:
+        requests = [a_request(30, seed) for seed in range(8)]
+        for generation, request in zip(
+            await asyncio.gather(*(d.gateway.generate(r) for r in requests)), requests, strict=True
+        ):
+            check_answer(generation, request)
+        assert any(node.counters["refused"] for node in d.nodes.values())
+        await check_serves(d)
+
+
+# No time.
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+@in_loop
+async def test_H20_a_deadline_frees_every_node(stage: str) -> None:
+    async with toys() as d:
+        pause = Pause(d.nodes["remote" if stage == "prefill" else "decode"].engine, stage, 2)
+        with pytest.raises(DeadlineExceeded, match=r"within 0\.05 s"):
+            await d.gateway.generate(a_request(deadline_s=0.05))
+        pause.release()
+        await d.settle()
+        await check_serves(d)
+
+
+@in_loop
+async def test_without_a_node_a_request_waits_until_its_deadline() -> None:
+    async with toys(names=("remote",)) as d:
+        waiting = start(d, a_request())
+        with pytest.raises(DeadlineExceeded, match="queued"):
+            await d.gateway.generate(a_request(deadline_s=0.02))
+        await d.start("decode")
+        await d.add("decode")
+        await waiting
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_prompt_that_waits_long_keeps_its_transfer_alive_on_both_sides() -> None:
+    options = {name: {"lease_s": 0.1} for name in ("remote", "decode")}
+    async with toys(names=("remote", "decode"), options=options) as d:
+        pause = Pause(d.nodes["remote"].engine, "prefill", 2)
+        requests = [a_request(60, seed) for seed in range(2)]
+        generating = [start(d, request) for request in requests]
+        await pause.reached()
+        for _ in range(10):
+            await asyncio.sleep(0.03)  # three leases
+        pause.release()
+        for task, request in zip(generating, requests, strict=True):
+            check_answer(await task, request)
+            assert (await task).record["attempts"] == 1
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_busy_decode_node_keeps_a_landed_entry_alive() -> None:
+    options = {name: {"lease_s": 0.1} for name in ("remote", "decode")}
+    async with toys(names=("remote", "decode"), options=options) as d:
+        pause = Pause(d.nodes["decode"].engine, "open")
+        request = a_request()
+        generating = start(d, request)
+        await pause.reached()
+        for _ in range(10):
+            await asyncio.sleep(0.03)
+        pause.release()
+        generation = await generating
+        check_answer(generation, request)
+        assert generation.record["attempts"] == 1
+        assert d.nodes["remote"].counters["failed"] == 0
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_transfer_that_stands_still_is_given_up_after_its_lease() -> None:
+    async with held_toys(options={"remote": {"lease_s": 0.1}}) as (d, held):
+        request = a_request()
+        generating = start(d, request)
+        await held.holds()
+        await until(lambda: d.gateway.num_retries)
+        held.gate.set()
+        check_answer(await generating, request)
+        await check_serves(d)
+
+
+# Nobody wants it any more.
+
+PHASES = {
+    "queued": ("remote", "prefill", 1),
+    "prefill": ("remote", "prefill", 3),
+    "transfer": None,
+    "install": ("decode", "open", 1),
+    "first decode": ("decode", "decode", 1),
+    "last decode": ("decode", "decode", NUM_NEW - 1),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@in_loop
+async def test_H24_cancel_in_every_phase(phase: str) -> None:
+    async with held_toys() as (d, held):
+        where = PHASES[phase]
+        pause = None
+        if where is not None:
+            held.gate.set()
+            name, method, nth = where
+            pause = Pause(d.nodes[name].engine, method, nth)
+        other, request = a_request(seed=3), a_request()
+        others = [start(d, other)] if phase == "queued" else []
+        if others and pause is not None:
+            await pause.reached()
+        generating = start(d, request)
+        if others:
+            await until(lambda: d.workers["remote"].num_jobs == 2)
+        await (held.holds() if pause is None else pause.reached())
+        generating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await generating
+        assert d.gateway.num_active == len(others)
+        if pause is not None:
+            pause.release()
+        held.gate.set()
+        for task in others:
+            check_answer(await task, other)
+        await d.settle()
+        d.check_empty()
+        await check_serves(d)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@in_loop
+async def test_H28_many_cancelled_at_random(seed: int) -> None:
+    rng = Random(seed)
+    async with toys(threshold=60, pool_bytes=1 << 16) as d:
+        requests = [a_request(rng.randint(1, 150), rng.randrange(9)) for _ in range(30)]
+        tasks = [start(d, request) for request in requests]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(rng.random() * 0.004)
+            rng.choice(tasks).cancel()
+        for task, request in zip(tasks, requests, strict=True):
+            if not task.cancelled():
+                check_answer(task.result(), request)
+        await d.settle()
+        d.check_empty()
+        await check_serves(d)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@in_loop
+async def test_H36_the_ledger_goes_back_to_nothing(route: str) -> None:
+    async with toys(**ROUTES[route]) as d:
+        engine = d.nodes["decode"].engine
+        engine.fail_at["decode"] = 2
+        await d.gateway.generate(a_request())  # an error, then success
+        pause = Pause(engine, "decode", 1)
+        with pytest.raises(DeadlineExceeded):
+            await d.gateway.generate(a_request(deadline_s=0.03))
+        pause.release()
+        assert d.ledger.num_in_flight == 0
+        assert all(v.num_active == v.queued_tokens == 0 for v in d.ledger.nodes())
+        await d.settle()
+        await check_serves(d)
+
+
+@in_loop
+async def test_H23_an_abort_of_the_prefill_reaches_decode_and_gateway() -> None:
+    async with held_toys() as (d, held):
+        request = a_request()
+        generating = start(d, request)
+        await held.holds()
+        (job,) = d.workers["remote"]._jobs.values()
+        job.cancel("told to abort")
+        async with asyncio.timeout(1):
+            await until(lambda: d.gateway.num_retries)
+        held.gate.set()
+        generation = await generating
+        check_answer(generation, request)
+        assert generation.record["prefill_node"] == "local"
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_gateway_that_is_gone_takes_its_jobs_with_it() -> None:
+    async with held_toys() as (d, held):
+        generating = start(d, a_request())
+        await held.holds()
+        for link in tuple(d.gateway._links.values()):
+            link.line.abort()
+        await d.settle()
+        for name in d.workers:
+            d.check_node(name)
+        generating.cancel()
+        for name in d.workers:
+            await d.add(name)
+        held.gate.set()
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_closed_gateway_ends_its_requests() -> None:
+    async with held_toys() as (d, held):
+        generating = [start(d, a_request()), start(d, a_request())]
+        await held.holds()
+        await d.gateway.aclose()
+        await d.gateway.aclose()
+        for task in generating:
+            with pytest.raises(ChannelClosed, match="gateway was closed"):
+                await task
+        await d.settle()
+        d.check_empty()
+        with pytest.raises(ChannelClosed):
+            await d.gateway.generate(a_request())
+        with pytest.raises(ChannelClosed):
+            await d.add("remote")
+
+
+# The engine fails.
+
+BROKEN = {
+    "prefill, open": ("remote", "open", 1),
+    "prefill, first segment": ("remote", "prefill", 1),
+    "prefill, later segment": ("remote", "prefill", 4),
+    "installation": ("decode1", "open", 1),
+    "decode": ("decode1", "decode", 2),
+}
+
+
+@pytest.mark.parametrize("error", [EngineError("it broke"), RuntimeError("a bug")])
+@pytest.mark.parametrize("where", BROKEN)
+@in_loop
+async def test_H08_a_failing_engine_costs_one_retry_elsewhere(where: str, error: Exception) -> None:
+    name, method, nth = BROKEN[where]
+    async with toys(names=("remote", "local", "decode1")) as d:
+        Pause(d.nodes[name].engine, method, nth, error)
+        request = a_request()
+        generation = await d.gateway.generate(request)
+        check_answer(generation, request)
+        assert generation.record["attempts"] == 2
+        if name == "remote":
+            assert generation.record["prefill_node"] == "local"
+        assert d.nodes[name].counters["steps_failed"] == 1
+        assert bool(d.reports) == isinstance(error, RuntimeError)
+        d.reports.clear()
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_failing_engine_leaves_others_alone() -> None:
+    async with toys(threshold=LOCAL) as d:
+        requests = [a_request(50, seed) for seed in range(6)]
+        d.nodes["local"].engine.fail_at["prefill"] = 5
+        d.nodes["decode"].engine.fail_at["decode"] = 7
+        generations = await asyncio.gather(*(d.gateway.generate(r) for r in requests))
+        for generation, request in zip(generations, requests, strict=True):
+            check_answer(generation, request)
+        assert d.gateway.num_retries == 2
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_request_that_breaks_every_engine_is_reported() -> None:
+    async with toys() as d:
+
+        def fail(method: str, request_id: str) -> None:
+            if method == "prefill":
+                raise EngineError("token 7 is not in the vocabulary \udc80")
+
+        for node in d.nodes.values():
+            node.engine.before = fail
+        with pytest.raises(PrfaasError, match=r"prefill of request .* failed: token 7 is not in"):
+            await d.gateway.generate(a_request())
+        assert d.gateway.num_retries == 3
+        for node in d.nodes.values():
+            node.engine.before = None
+        await d.settle()
+        await check_serves(d)
+
+
+@in_loop
+async def test_an_engine_that_cannot_close_leaks_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with toys() as d:
+        engine = d.nodes["decode"].engine
+        close = engine.close
+
+        def fail(request_id: str) -> None:
+            close(request_id)
+            raise RuntimeError("no")
+
+        monkeypatch.setattr(engine, "close", fail)
+        await d.gateway.generate(a_request())
+        await d.settle()
+        monkeypatch.undo()
+        assert len(d.reports) == 1
+        d.reports.clear()
+        await check_serves(d)
+
+
+# Names and other input.
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 200, "x" * 1000, "zwölf 漢字 🚀", "a/b:c d", "r#0", "#", " ", "\x00"]
+)
+@pytest.mark.parametrize("route", ["remote", "mixed"])
+@in_loop
+async def test_H27_ids_travel_verbatim(route: str, name: str) -> None:
+    async with toys(**ROUTES[route]) as d:
+        phases: list[tuple[str, str]] = []
+        request = a_request(request_id=name)
+        generation = await d.gateway.generate(request, lambda *phase: phases.append(phase))
+        check_answer(generation, request)
+        assert generation.record["request_id"] == name
+        transfer = ["transfer"] if route == "remote" else []
+        assert phases == [(name, p) for p in ("prefill", *transfer, "decode", "done")]
+        await check_serves(d)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"request_id": "x" * 1001}, "1 to 1000 characters"),
+        ({"request_id": "\ud800"}, "surrogate"),
+        ({"tenant": "\ud800"}, "surrogate"),
+        ({"max_new_tokens": 2**70}, "cannot be sent"),
+        ({"tokens": [1] * 2**21}, "a frame holds"),
+    ],
+)
+@in_loop
+async def test_what_no_message_can_carry_is_refused_at_the_door(
+    options: dict[str, Any], message: str
+) -> None:
+    async with toys(names=("decode",), roles={"decode": Role.MIXED}) as d:
+        with pytest.raises(RequestError, match=message):
+            await d.gateway.generate(a_request(**options))
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_name_in_use_is_refused_and_free_again_afterwards() -> None:
+    async with toys() as d:
+        request = a_request()
+        first = start(d, request)
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="running already"):
+            await d.gateway.generate(request)
+        check_answer(await first, request)
+        check_answer(await d.gateway.generate(request), request)
+        await check_serves(d)
