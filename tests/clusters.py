@@ -132,7 +132,8 @@ async def deployment(
     """Workers named after `ROLES` (a digit may follow), one gateway, t pinned to ``threshold``.
 
     Args:
-        options: by worker name, arguments for its `WorkerConfig`, or a ``pool_bytes`` of its own.
+        options: by worker name, arguments for its `WorkerConfig`, or a ``pool_bytes`` or
+            ``block_size`` of its own.
         link_bps: rate of a relay between the clusters; None for none.
     """
 
@@ -141,7 +142,9 @@ async def deployment(
         mine = {"role": (roles or {}).get(name, role), **(options or {}).get(name, {}), **more}
         model = spare.pop() if spare else engine()
         geometry = PoolGeometry.for_spec(
-            model.spec, block_size=block_size, pool_bytes=mine.pop("pool_bytes", pool_bytes)
+            model.spec,
+            block_size=mine.pop("block_size", block_size),
+            pool_bytes=mine.pop("pool_bytes", pool_bytes),
         )
         worker_config = WorkerConfig(
             node_id=NodeId(name),

@@ -2,7 +2,7 @@
 
     PrfaasError
     +-- ConfigError (ValueError)          your arguments or configuration
-    |   +-- AddressError                  an address that cannot be read or has an unknown scheme
+    |   +-- AddressError                  an unreadable address or an unknown scheme
     +-- RequestError (ValueError)         a request refused at the door
     +-- CapacityError                     no room now; nothing was taken
     +-- DeadlineExceeded                  the request's time ran out

@@ -80,7 +80,8 @@ def hash_blocks(
     """
     if block_size < 1 or block_size % granule_tokens:
         raise ConfigError(
-            f"block_size is {block_size}; it must be a multiple of the {granule_tokens}-token granule"
+            f"block_size is {block_size}; it must be a multiple of the "
+            f"{granule_tokens}-token granule"
         )
     granules = hash_granules(root_hash(fingerprint, salt), tokens, granule_tokens)
     return block_hashes(granules, block_size // granule_tokens)

@@ -166,6 +166,36 @@ def test_a_mixed_node_alone_serves_from_end_to_end(models: dict[str, object], fa
         assert generation.record["prefill_node"] == generation.record["decode_node"] == "decode"
 
 
+def test_H26_unequal_block_sizes_need_no_conversion(models: dict[str, object]) -> None:
+    long = prompt(5 * BLOCK + 7)
+    prompts = [long, long[: 4 * BLOCK] + prompt(BLOCK, seed=2), long]
+
+    async def work() -> list[Generation]:
+        async with deployment(
+            lambda: TransformersEngine(random_model("qwen3_5"), segment_tokens=BLOCK),
+            threshold=REMOTE,
+            options={"remote": {"block_size": 2 * BLOCK}, "decode": {"block_size": 3 * BLOCK}},
+        ) as d:
+            done = []
+            for i, tokens in enumerate(prompts):
+                request = Request(
+                    request_id=RequestId(str(i)),
+                    tokens=tokens,
+                    max_new_tokens=NUM_NEW,
+                    return_logits=True,
+                )
+                done.append(await d.gateway.generate(request))
+            await settle(d)
+            d.check_empty()
+            return done
+
+    done = asyncio.run(work())
+    for generation, tokens in zip(done, prompts, strict=True):
+        assert difference(generation, tokens, models["qwen3_5"]) == 0.0
+    hits = [(g.record["cached_tokens"], g.record["held_tokens"]) for g in done]
+    assert hits == [(0, 0), (4 * BLOCK, 3 * BLOCK), (4 * BLOCK, 3 * BLOCK)]
+
+
 def test_tenants_share_nothing(models: dict[str, object]) -> None:
     tokens = prompt(3 * BLOCK)
 

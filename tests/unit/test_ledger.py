@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.core import BlockHash, ClusterId, ClusterKind, NodeId, RequestId, Role
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.policy import GlobalPrefixIndex, LinkEstimator, LoadLedger
+from prfaas.policy import LoadLedger
 from prfaas.seams import (
     CacheEvent,
     Delivery,
@@ -35,8 +35,7 @@ def node_up(node_id: NodeId, role: Role, *, epoch: int = 1) -> NodeUp:
 
 
 def make_ledger() -> LoadLedger:
-    index = GlobalPrefixIndex(SPEC.groups, granule_tokens=SPEC.granule_tokens)
-    ledger = LoadLedger(index, LinkEstimator())
+    ledger = LoadLedger.for_spec(SPEC)
     roles = {
         REMOTE: Role.PREFILL,
         PREFILL: Role.PREFILL,

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import attrs
+import msgspec
 import pytest
 
 from prfaas.cache import NullCache, PagedHybridCache, PoolGeometry, checkpoint_positions
@@ -301,7 +302,7 @@ def test_wrong_arguments_are_refused_before_anything_changes() -> None:
         cache.reserve(RequestId("b"), -1, match, now=0.0)
     with pytest.raises(ConfigError, match="num_tokens is 3 and the match reuses 4"):
         cache.reserve(RequestId("b"), 3, PrefixMatch(num_cached_tokens=4), now=0.0)
-    with pytest.raises(LocalProtocolError, match="not a result of this cache's match"):
+    with pytest.raises(LocalProtocolError, match="names no hash"):
         cache.reserve(RequestId("b"), 8, PrefixMatch(num_cached_tokens=4), now=0.0)
     with pytest.raises(LocalProtocolError, match="'a' has a reservation"):
         cache.reserve(RequestId("a"), 8, match, now=0.0)
@@ -322,6 +323,25 @@ def test_a_stale_match_is_refused_even_if_its_blocks_live_on_under_other_hashes(
     with pytest.raises(CapacityError, match="match again"):
         cache.reserve(RequestId("c"), 5, stale, now=0.0)
     assert cache.usage() == before
+
+
+def test_a_match_may_come_from_another_process_and_is_refused_if_it_does_not_fit() -> None:
+    cache = PagedHybridCache(small_geometry())
+    serve(cache, "a", "xyz1", checkpoints=[8])
+    match = hit(cache, "xyzw")
+    assert (match.num_cached_tokens, match.num_held_tokens) == (8, 12)
+    sent = msgspec.msgpack.encode(match)
+    told = msgspec.msgpack.decode(sent, type=PrefixMatch)
+    before = cache.usage()
+    for receive, name in ((False, "cached"), (True, "held")):
+        for wrong in ({f"num_{name}_tokens": 4}, {f"num_{name}_tokens": 16}, {f"{name}_hash": b""}):
+            misfit = attrs.evolve(told, **wrong)
+            with pytest.raises(CapacityError, match="match again"):
+                cache.reserve(RequestId("b"), 16, misfit, now=0.0, receive=receive)
+    assert cache.usage() == before
+    reservation = cache.reserve(RequestId("b"), 16, told, now=0.0)
+    assert reservation.resume_slots == match.slot_ids
+    assert reservation.block_tables[ROWS][:2] == match.block_ids[ROWS][:2]
 
 
 def test_a_state_evicted_since_the_match_is_refused() -> None:

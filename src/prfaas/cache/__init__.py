@@ -10,11 +10,10 @@ from prfaas.cache.geometry import PoolGeometry, UnitLayout
 from prfaas.cache.leases import LeaseTable
 from prfaas.cache.null import NullCache
 from prfaas.cache.paged import PagedHybridCache
-from prfaas.cache.prefix_index import IndexedMatch, PrefixIndex
+from prfaas.cache.prefix_index import PrefixIndex
 from prfaas.cache.slabs import SlabAllocator
 
 __all__ = [
-    "IndexedMatch",
     "LeaseTable",
     "NullCache",
     "PagedHybridCache",

@@ -78,8 +78,15 @@ class ChainIndex:
         run = self._runs.get(block_hash)
         return None if run is None else run.ids[depth - run.start - 1]
 
+    def is_at(self, block_hash: BlockHash, depth: int) -> bool:
+        """Whether a hash is present, and at this depth."""
+        run = self._runs.get(block_hash)
+        if run is None or not run.start < depth <= run.end:
+            return False
+        return run.hashes[depth - run.start - 1] == block_hash
+
     def table(self, block_hash: BlockHash, depth: int) -> tuple[BlockId, ...]:
-        """Blocks from the root to this hash, which must be present."""
+        """Blocks from the root to this hash, which must be present at this depth."""
         run = self._runs[block_hash]
         parts = [run.ids[: depth - run.start]]
         while run.parent is not None:

@@ -8,7 +8,7 @@ from prfaas.cache.entry import Entry, EventLog
 from prfaas.cache.eviction import Evictor
 from prfaas.cache.geometry import PoolGeometry
 from prfaas.cache.leases import LeaseTable
-from prfaas.cache.prefix_index import IndexedMatch, PrefixIndex
+from prfaas.cache.prefix_index import PrefixIndex
 from prfaas.cache.slabs import SlabAllocator
 from prfaas.core import BlockHash, BlockId, GroupId, RequestId, cdiv
 from prfaas.errors import CapacityError, ConfigError, LocalProtocolError
@@ -131,13 +131,6 @@ class PagedHybridCache(HybridKVCache):
     def commit(
         self, request_id: RequestId, block_hashes: Sequence[BlockHash], num_tokens: int, now: float
     ) -> None:
-        """See `HybridKVCache.commit`. After the release there is nothing left to commit, which is
-        no error: completion and abort may cross.
-
-        Raises:
-            LocalProtocolError: more tokens than reserved, not one hash per complete block, or
-                hashes of another prompt than before. Nothing changed.
-        """
         entry = self._committable(request_id, block_hashes, num_tokens)
         if entry is None:
             return
@@ -178,8 +171,6 @@ class PagedHybridCache(HybridKVCache):
         return self._events.take()
 
     def snapshot(self) -> tuple[int, dict[GroupId, tuple[BlockHash, ...]]]:
-        """The sequence number of the last event, and everything findable then, parents before
-        children: what a listener needs to start, or after a gap."""
         return self._events.sequence, {g: self._index.hashes(g) for g in self._groups}
 
     def usage(self) -> CacheUsage:
@@ -239,18 +230,18 @@ class PagedHybridCache(HybridKVCache):
         tokens = match.num_held_tokens if receive else match.num_cached_tokens
         if not tokens:
             return {g: () for g in self._token_groups}, {}, None
-        if not isinstance(match, IndexedMatch):
-            raise LocalProtocolError(
-                f"the match of {tokens} tokens is not a result of this cache's match(); call it"
-            )
         last_hash = match.held_hash if receive else match.cached_hash
+        if last_hash is None:
+            raise LocalProtocolError(
+                f"the match of {tokens} tokens names no hash; pass what match() returned"
+            )
         depth = tokens // self._block_size
         found = {g: self._index.table(g, last_hash, depth) for g in self._token_groups}
         tables = {g: table for g, table in found.items() if table is not None}
         slots = {} if receive else self._index.checkpoint(last_hash, depth)
         if len(tables) < len(found) or slots is None:
             raise CapacityError(
-                f"some blocks of the matched {tokens} tokens were evicted since; match again"
+                f"some blocks of the matched {tokens} tokens are not here any more; match again"
             )
         return tables, slots, last_hash
 
@@ -270,8 +261,8 @@ class PagedHybridCache(HybridKVCache):
         pinned = {g: self._leases.num_pinned(g) for g in self._groups}
         if not self._entries:
             raise CapacityError(
-                f"request {request_id!r} needs {needs} blocks and slots (by group) and does not fit "
-                f"the empty pool of {self._allocator.num_slabs} slabs; enlarge the pool"
+                f"request {request_id!r} needs {needs} blocks and slots (by group) and does not "
+                f"fit the empty pool of {self._allocator.num_slabs} slabs; enlarge the pool"
             )
         raise CapacityError(
             f"request {request_id!r} needs {needs} more blocks and slots (by group); "

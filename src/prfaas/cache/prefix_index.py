@@ -8,28 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import compress, islice
 
-import attrs
-
 from prfaas.cache.chain_index import ChainIndex
 from prfaas.cache.slot_index import SlotIndex
 from prfaas.core import BlockHash, BlockId, GroupId
 from prfaas.errors import ConfigError, LocalProtocolError
 from prfaas.seams.cache import PrefixMatch
-
-
-@attrs.frozen(kw_only=True)
-class IndexedMatch(PrefixMatch):
-    """A match that remembers its hashes, so that it can be resolved again when it is used.
-
-    Block ids are recycled; a hash cannot come to mean something else.
-
-    Attributes:
-        cached_hash: hash of the first ``num_cached_tokens`` tokens; None on a miss.
-        held_hash: hash of the first ``num_held_tokens`` tokens; None if there are none.
-    """
-
-    cached_hash: BlockHash | None = None
-    held_hash: BlockHash | None = None
 
 
 class PrefixIndex:
@@ -63,7 +46,7 @@ class PrefixIndex:
         indexed = ", ".join(f"{g}: {len(index)}" for g, index in self._groups.items())
         return f"<PrefixIndex entries by group {{{indexed}}}>"
 
-    def match(self, block_hashes: Sequence[BlockHash], max_blocks: int) -> IndexedMatch:
+    def match(self, block_hashes: Sequence[BlockHash], max_blocks: int) -> PrefixMatch:
         """What can be served of the first ``max_blocks`` blocks. Reads only.
 
         O(log blocks), plus the copying of one block table per token group.
@@ -79,7 +62,7 @@ class PrefixIndex:
         size = self._block_size
         held_hash = block_hashes[held - 1] if held else None
         cached_hash = block_hashes[cached - 1] if cached else None
-        return IndexedMatch(
+        return PrefixMatch(
             num_cached_tokens=cached * size,
             num_held_tokens=held * size,
             block_ids={g: self.table(g, held_hash, held) or () for g in self._chains},
@@ -92,14 +75,14 @@ class PrefixIndex:
     def table(
         self, group_id: GroupId, block_hash: BlockHash | None, depth: int
     ) -> tuple[BlockId, ...] | None:
-        """Blocks of a token group up to a hash; None if it is gone, () for no hash."""
+        """Blocks of a token group up to a hash; () for no hash, None unless it is at this depth."""
         if block_hash is None:
             return ()
         chain = self._chains[group_id]
-        return chain.table(block_hash, depth) if block_hash in chain else None
+        return chain.table(block_hash, depth) if chain.is_at(block_hash, depth) else None
 
     def checkpoint(self, block_hash: BlockHash | None, depth: int) -> dict[GroupId, BlockId] | None:
-        """Slots of every slot group at a hash; None if one is gone, {} for no hash."""
+        """Slots of every slot group at a hash; {} for no hash, None if one is not there."""
         if block_hash is None:
             return {}
         found = {g: index.find(block_hash, depth) for g, index in self._slots.items()}

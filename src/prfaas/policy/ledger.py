@@ -22,6 +22,7 @@ from prfaas.seams import (
     RoutedRequest,
     RoutingDecision,
 )
+from prfaas.spec import ModelSpec
 
 _KEEP = 0.8
 """Share of the past that each new rate sample leaves standing (EWMA with weight 0.2)."""
@@ -109,6 +110,12 @@ class LoadLedger(ClusterView):
         self._views: list[NodeView] = []
         self._positions: dict[NodeId, int] = {}
         self._changed: set[NodeId] = set()
+
+    @classmethod
+    def for_spec(cls, spec: ModelSpec) -> LoadLedger:
+        """A ledger of nodes that serve this model, with an estimator of default settings."""
+        index = GlobalPrefixIndex(spec.groups, granule_tokens=spec.granule_tokens)
+        return cls(index, LinkEstimator())
 
     def __repr__(self) -> str:
         queued = sum(node.queued_tokens for node in self._nodes.values())

@@ -28,17 +28,22 @@ class PageState(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class PrefixMatch:
-    """What the cache can serve of a prompt. A value: it pins nothing.
+    """What the cache can serve of a prompt. A value that can be stored or sent: it pins nothing.
+
+    `HybridKVCache.reserve` resolves it by its hashes. Block ids are recycled, while a hash cannot
+    come to mean something else; the ids say where things were at the time of the lookup.
 
     Attributes:
-        num_cached_tokens: longest block-aligned length that *every* group can serve, below the
-            prompt's own length. 0 means a miss.
+        num_cached_tokens: longest block-aligned length that *every* group can serve, at most the
+            ``max_tokens`` of the lookup. 0 means a miss.
         num_held_tokens: longest block-aligned length whose token rows are present in every token
             group, state or not (>= num_cached_tokens). A receiver that holds rows needs only the
             rest of them; recurrent state always travels whole.
         block_ids: per token group, the blocks of the first ``num_held_tokens`` tokens.
         slot_ids: per slot group, the checkpoint exactly at ``num_cached_tokens``; empty on a miss.
         depth_tokens: how far each group alone could go, for diagnosis.
+        cached_hash: hash of the first ``num_cached_tokens`` tokens; None on a miss.
+        held_hash: hash of the first ``num_held_tokens`` tokens; None if there are none.
     """
 
     num_cached_tokens: int = 0
@@ -46,6 +51,8 @@ class PrefixMatch:
     block_ids: Mapping[GroupId, tuple[BlockId, ...]] = attrs.field(factory=dict)
     slot_ids: Mapping[GroupId, BlockId] = attrs.field(factory=dict)
     depth_tokens: Mapping[GroupId, int] = attrs.field(factory=dict)
+    cached_hash: BlockHash | None = None
+    held_hash: BlockHash | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +129,11 @@ class HybridKVCache(ABC):
 
     @abstractmethod
     def match(self, block_hashes: Sequence[BlockHash], *, max_tokens: int) -> PrefixMatch:
-        """Longest usable prefix of at most ``max_tokens`` (a prompt's N-1). Reads only."""
+        """Longest usable prefix of at most ``max_tokens``. Reads only.
+
+        A prompt that is about to be computed asks for N-1, since its last token is always run; a
+        receiver that only looks for rows asks for all that it will be sent.
+        """
 
     @abstractmethod
     def reserve(
@@ -141,18 +152,21 @@ class HybridKVCache(ABC):
         Args:
             request_id: owner; must not own a reservation already (LocalProtocolError).
             num_tokens: tokens that the entry will cover; need not end on a block.
-            match: a result of `match`; blocks that vanished since make the call fail with
-                CapacityError, so that the caller matches again.
+            match: a result of `match` of this cache, or an empty one; blocks that vanished since
+                make the call fail with CapacityError, so that the caller matches again.
             now: used for recency.
-            checkpoints: block-aligned positions above the reused length, below or at
-                ``num_tokens``, for which state slots are wanted. They are the first thing to be
-                given up when slots are scarce: the reservation then carries fewer of them.
+            checkpoints: block-aligned positions above the match's cached length and at most
+                ``num_tokens``, for which state slots are wanted, the most valuable first. They are
+                the first thing to be given up when slots are scarce, from the end: the reservation
+                then carries fewer of them.
             receive: the entry arrives from elsewhere: reuse ``num_held_tokens`` rows and pin no
                 checkpoint. Otherwise reuse ``num_cached_tokens`` and pin the checkpoint there.
             lease_until_s: deadline of a transfer entry; None for none.
 
         Raises:
             CapacityError: not enough evictable room. Nothing was taken, nothing was evicted.
+            ConfigError: ``num_tokens`` below the reused length, or a wrong checkpoint position.
+            LocalProtocolError: a second reservation, or a match that names no hash.
         """
 
     @abstractmethod
@@ -164,7 +178,12 @@ class HybridKVCache(ABC):
         May be called again with a larger ``num_tokens``. ``block_hashes`` has one hash per complete
         block of the first ``num_tokens`` tokens. A state slot counts as complete only at a position
         that the reservation names and that is at most ``num_tokens``. A block whose hash is already
-        indexed stays with its owner and is freed on release.
+        indexed stays with its owner and is freed on release. After the release there is nothing
+        left to commit, which is no error: completion and abort may cross.
+
+        Raises:
+            LocalProtocolError: more tokens than reserved, not one hash per complete block, or
+                hashes of another prompt than before. Nothing changed.
         """
 
     @abstractmethod
@@ -199,11 +218,13 @@ class HybridKVCache(ABC):
         """Asserts every invariant; slow, for tests and health checks."""
 
     def commands(self) -> tuple[object, ...]:
-        """Work for slower tiers; a cache with one tier has none."""
+        """Work for slower tiers, each with a ``command_id`` and handed out once; a cache with one
+        tier has none."""
         return ()
 
-    def complete(self, command_id: int) -> None:
-        """Reports that a command has been carried out."""
+    def complete(self, command_id: int, *, ok: bool = True) -> None:
+        """Reports that a command has been carried out, or (not ``ok``) that it failed and what it
+        should have brought is not there. LocalProtocolError for a command that is not pending."""
         raise LocalProtocolError(
             f"command {command_id} was never issued: this cache has one tier and gives no commands"
         )

@@ -16,7 +16,11 @@ from prfaas.core import BlockId, GroupId, RequestId
 from prfaas.spec import ModelSpec
 
 OnLayer = Callable[[int], None]
-"""Called with a model layer's index once everything of it that was asked for is in the pool."""
+"""Called with a model layer's index once everything of it that was asked for is in the pool.
+
+Once per `Engine.prefill` call and layer that has a cache, in the engine's thread. On a device, the
+copy into the pool is done then, not merely launched: what is told to be ready is sent.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +58,12 @@ class DecodeResult:
 
 
 class Engine(Protocol):
-    """Runs a model. Every method raises EngineError on failure and then forgets the request."""
+    """Runs a model.
+
+    Where the model fails, a method raises EngineError and forgets the request. A call out of order
+    (a request that is not open or open twice, a gap between segments) raises LocalProtocolError and
+    changes nothing.
+    """
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,7 +85,7 @@ class Engine(Protocol):
         slots: Mapping[GroupId, BlockId] | None = None,
     ) -> None:
         """Starts a request whose first ``num_tokens`` tokens are in ``memory`` (rows) and ``slots``
-        (state there). ``num_tokens`` 0 starts from nothing."""
+        (state there). ``num_tokens`` 0 starts from nothing. Both may be overwritten afterwards."""
         ...
 
     def prefill(

@@ -50,7 +50,8 @@ class NodeView:
     """One node as a policy sees it. Read-only.
 
     Attributes:
-        num_active: requests admitted and not finished.
+        num_active: requests that occupy it: until prefilled at their prefill node, until finished
+            at their decode node.
         queued_tokens: uncached prompt tokens admitted there and not yet prefilled.
         prefill_tokens_per_s: measured prefill rate; None before the first measurement.
         decode_step_s: measured time of one decode step; None before the first.
@@ -188,6 +189,8 @@ class Plan:
 
 @attrs.frozen(kw_only=True)
 class NodeUp:
+    """A node serves in ``role``; ``epoch`` grows with every start of it."""
+
     node_id: NodeId
     cluster_id: ClusterId
     kind: ClusterKind
@@ -197,6 +200,8 @@ class NodeUp:
 
 @attrs.frozen(kw_only=True)
 class NodeDown:
+    """The node's life of that epoch, and all earlier ones, are over."""
+
     node_id: NodeId
     epoch: int
 
@@ -218,7 +223,7 @@ class RoleBalancer(ABC):
 
     @abstractmethod
     def observe(self, event: BalancerEvent, now: float) -> None:
-        """Takes in one event."""
+        """Takes in one event. A kind that this balancer has no use for changes nothing."""
 
     @abstractmethod
     def plan(self, now: float) -> Plan:

@@ -4,6 +4,11 @@ The receiver exposes a *window*: a linear byte space laid over spans of its own 
 It sends the window's reference to the peer inside a control frame; the peer puts ranges into it.
 Since the destination is known before the bytes are read, nothing is staged, and one-sided fabrics
 can serve the same contract.
+
+A reference only *names* a window. A one-sided fabric also needs to know where the window's spans
+lie; its channel tells that to its peer by itself, in a frame of its own, when the window is
+exposed. Frames keep their order, so it is known before the reference arrives, unless that came by
+another way: then the put waits for it. So thousands of spans never burden a control message.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ class Memory:
         address: virtual address of the first byte, on ``device``.
         num_bytes: length.
         device: ``"cpu"`` or the name of an accelerator.
-        buffer: writable memoryview (format ``B``) of the same bytes where the host can touch them.
-            The memory must outlive every transfer that names it.
+        buffer: writable memoryview (format ``B``) of the same bytes where the host can touch them,
+            else None. A transport that needs it refuses memory without one in `Channel.expose` and
+            `Channel.put`. The memory must outlive every transfer that names it.
     """
 
     address: int
@@ -47,7 +53,8 @@ class Span:
 class WindowRef:
     """The receiver's name for a window; opaque to the sender, carried in control frames.
 
-    ``token`` is not guessable: knowing it is the permission to write ``num_bytes`` bytes.
+    ``token`` is not guessable: knowing it is the permission to write ``num_bytes`` bytes. It is
+    short (`prfaas.transfer` carries up to 8 KiB) and does not list the window's spans.
     """
 
     token: bytes
@@ -60,7 +67,7 @@ class Hello:
 
     Attributes:
         node_id: name of the node.
-        epoch: changes when the node restarts; handles of an older epoch are refused.
+        epoch: grows with every start of the node; what is known of an earlier one is forgotten.
         fingerprint: `ModelSpec.fingerprint` of the cache that this node speaks for.
         model: human name of the model, for messages.
         granule_tokens: tokens per hash granule.
@@ -130,12 +137,17 @@ class Channel(ABC):
 
     @abstractmethod
     def expose(self, memory: Memory, spans: Sequence[Span]) -> WindowRef:
-        """Opens a window over ``spans``, concatenated in this order, for this peer only."""
+        """Opens a window over ``spans``, concatenated in this order, for this peer only.
+
+        Raises: ConfigError for spans outside ``memory`` and for memory that this transport cannot
+        reach; ChannelBroken, ChannelClosed.
+        """
 
     @abstractmethod
     async def withdraw(self, window: WindowRef) -> None:
         """Closes a window. When it returns, no byte will be written through it any more; a late put
-        is refused. Idempotent."""
+        is refused. Where only the peer can stop a write, this waits until it has, or breaks the
+        channel. Idempotent, also on a channel that has ended."""
 
     @abstractmethod
     async def put(
@@ -143,11 +155,15 @@ class Channel(ABC):
     ) -> None:
         """Writes the concatenation of ``spans`` at ``offset`` of the peer's window.
 
-        Returns when the bytes are at their destination and verified there. The source may be
-        overwritten only then. Puts may run concurrently; order among them is not kept.
+        The source holds its final bytes before the call: on a device, what computes them is done,
+        not merely launched. Returns when the bytes are at their destination and verified there. The
+        source may be overwritten only then. Puts may run concurrently; order among them is not
+        kept.
 
         Raises: PutRefused (unknown or withdrawn window, out of bounds), IntegrityError,
-        ChannelBroken, ChannelClosed. After PutRefused and IntegrityError the channel still works.
+        ChannelBroken, ChannelClosed; ConfigError as `expose` does; LocalProtocolError for a
+        reference that no such channel made. The channel has ended after ChannelBroken and
+        ChannelClosed only.
         """
 
     @abstractmethod

@@ -275,6 +275,8 @@ def _check_hit(user: _User) -> None:
     _require(match.num_held_tokens == 3 * user.block_size, f"rows of 3 blocks are there: {match}")
     _require(match.num_cached_tokens == 3 * user.block_size, f"a state at 3 blocks: {match}")
     _require(match.block_ids == first.block_tables, f"{match} is not what was written: {first}")
+    hashes = (match.cached_hash, match.held_hash)
+    _require(hashes == (longer.hashes[2],) * 2, f"the hashes are not those of 3 blocks: {match}")
     before = cache.usage()
     whole = user.match(user.prompt("abc", 0))
     _require(whole.num_cached_tokens < 3 * user.block_size, f"a hit of the whole prompt: {whole}")
@@ -297,6 +299,9 @@ def _check_states(user: _User) -> None:
     _require(match.num_held_tokens == 4 * user.block_size, f"rows of 4 blocks are there: {match}")
     _require(match.num_cached_tokens == 2 * user.block_size, f"the state is at 2 blocks: {match}")
     _require(match.slot_ids == first.checkpoint_slots[2 * user.block_size], f"wrong slot: {match}")
+    hashes = user.prompt("abcd").hashes
+    _require(match.cached_hash == hashes[1], f"not the hash of 2 blocks: {match}")
+    _require(match.held_hash == hashes[3], f"not the hash of 4 blocks: {match}")
     receiving = user.reserve("b", user.prompt("abcx"), receive=True)
     _require(receiving.num_reused_tokens == 3 * user.block_size, f"rows not reused: {receiving}")
     _require(not receiving.resume_slots, f"a receiver needs no state: {receiving}")

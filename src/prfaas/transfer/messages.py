@@ -6,6 +6,10 @@
 
 There is no list on the wire, only maps, text, bytes and numbers: a length that a peer claims never
 makes us reserve memory for it.
+
+Fields are only ever appended, with a default, and a field that has its default value is not sent.
+A reader refuses a key that it does not know: such a field says something that must not be ignored.
+So two releases work together as long as the newer one uses nothing that the older one lacks.
 """
 
 from __future__ import annotations
@@ -66,6 +70,7 @@ class _Message(
     tag=str.lower,
     tag_field="type",
     forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """``transfer_id`` names the transfer, the same on both sides."""
 
