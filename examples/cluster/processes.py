@@ -18,8 +18,6 @@ from prfaas.cache import PagedHybridCache, PoolGeometry
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.policy import (
     FixedRoles,
-    GlobalPrefixIndex,
-    LinkEstimator,
     LoadLedger,
     ThresholdController,
     ThresholdRouter,
@@ -170,7 +168,6 @@ def gateway_process(pipe: Connection, setup: GatewaySetup) -> None:
     band = (2 * spec.granule_tokens, min(3000, 4 * setup.max_tokens // 5))
     prior = lognormal_quantiles(mu=6.9, sigma=1.0, low=64, high=setup.max_tokens)
     controller = ThresholdController(spec, band=band, prior_tokens=prior)
-    index = GlobalPrefixIndex(spec.groups, granule_tokens=spec.granule_tokens)
     hello = Hello(
         node_id=NodeId("gateway"),
         epoch=time.time_ns(),
@@ -184,7 +181,7 @@ def gateway_process(pipe: Connection, setup: GatewaySetup) -> None:
         gateway = Gateway(
             spec=spec,
             router=ThresholdRouter(spec, controller),
-            ledger=LoadLedger(index, LinkEstimator()),
+            ledger=LoadLedger.for_spec(spec),
             balancer=FixedRoles(baseline, band),
             controller=controller,
             transport=TcpTransport(),

@@ -6,7 +6,7 @@
     +-- RequestError (ValueError)         a request refused at the door
     +-- CapacityError                     no room now; nothing was taken
     +-- DeadlineExceeded                  the request's time ran out
-    +-- TransferAborted                   a transfer ended without its bytes; says which side and why
+    +-- TransferAborted                   a transfer ended without its bytes; says who and why
     +-- ProtocolError
     |   +-- LocalProtocolError            you called out of order; nothing changed
     |   +-- RemoteProtocolError           the peer sent what the protocol forbids

@@ -78,7 +78,7 @@ def hash_blocks(
         RequestError: a token id is refused.
         ConfigError: ``block_size`` is not a multiple of ``granule_tokens``.
     """
-    if block_size < 1 or block_size % granule_tokens:
+    if granule_tokens < 1 or block_size < 1 or block_size % granule_tokens:
         raise ConfigError(
             f"block_size is {block_size}; it must be a multiple of the "
             f"{granule_tokens}-token granule"

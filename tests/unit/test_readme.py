@@ -18,7 +18,7 @@ from prfaas.wire.frames import Kind, PutHeader, encode_ack, encode_frame, encode
 from two_clusters import parse_args
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/design.md", "docs/wire.md", "docs/glossary.md")
+PAGES = ("README.md", "docs/design.md", "docs/wire.md", "docs/glossary.md", "docs/growth.md")
 TEXT = {page: (ROOT / page).read_text() for page in PAGES}
 README = TEXT["README.md"]
 SEAMS = ("ModelSpec", "HybridKVCache", "Transport", "Router", "RoleBalancer", "Engine", "Capacity")
