@@ -10,7 +10,7 @@ import pytest
 from pools import FULL, MLA, STATE, tiny_spec
 from prfaas.core import DType
 from prfaas.errors import ConfigError, EngineError
-from prfaas.seams import DecodeResult
+from prfaas.seams import StepResult
 from prfaas.spec import SlidingWindowSpec
 from prfaas.testing.engine import FakeEngine, toy_spec
 from prfaas.testing.engine_check import check_engine
@@ -51,7 +51,7 @@ class Damaged(FakeEngine):
         if self.method == "open":
             self.change(self, self._sessions[request_id])
 
-    def prefill(self, request_id: Any, tokens: Sequence[int], *args: Any) -> DecodeResult:
+    def prefill(self, request_id: Any, tokens: Sequence[int], *args: Any) -> StepResult:
         result = super().prefill(request_id, tokens, *args)
         if self.method == "prefill":
             self.change(self, args)

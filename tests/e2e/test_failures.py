@@ -164,7 +164,7 @@ async def test_H25_a_restarted_worker_is_taken_back_with_an_empty_cache(stage: s
         address = d.workers["decode"].address
         await d.kill("decode")
         if stage == "lost":
-            await until(lambda: "decode" not in d.gateway._links)
+            await until(lambda: "decode" not in d.gateway.workers)
         await d.start("decode", address=address, epoch=2)
         await d.add("decode")
         request = a_request(seed=99)
@@ -181,7 +181,7 @@ async def test_a_worker_without_its_engine_loop_does_not_look_alive() -> None:
         d.nodes["remote"].schedule.add_prefill("no such job")
         request = a_request()
         check_answer(await d.gateway.generate(request), request)
-        await until(lambda: "remote" not in d.gateway._links)
+        await until(lambda: "remote" not in d.gateway.workers)
         assert len(d.reports) == 1
         d.reports.clear()
         await check_serves(d)
@@ -400,7 +400,7 @@ async def test_a_gateway_that_is_gone_takes_its_jobs_with_it() -> None:
     async with held_toys() as (d, held):
         generating = start(d, a_request())
         await held.holds()
-        for link in tuple(d.gateway._links.values()):
+        for link in tuple(d.gateway._fleet.links.values()):
             link.line.abort()
         await d.settle()
         for name in d.workers:

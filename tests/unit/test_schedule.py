@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.runtime.schedule import DecodeStep, PrefillStep, StepSchedule
+from prfaas.policy.schedule import DecodeStep, PrefillStep, StepSchedule
 
 
 def steps(schedule: StepSchedule, num: int) -> list[object]:

@@ -1,1 +1,1 @@
-"""Hybrid-attention kernels: for every operation a torch truth, and the fast forms beside it."""
+"""Hybrid-attention kernels. None yet: engines bring their own, see README, "not yet"."""

@@ -22,7 +22,7 @@ from prfaas.core import (
 )
 from prfaas.errors import ConfigError
 from prfaas.hashing import block_hashes, hash_granules, root_hash
-from prfaas.runtime.schedule import StepSchedule
+from prfaas.policy.schedule import StepSchedule
 from prfaas.runtime.tasks import Tasks
 from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
 from prfaas.spec import ModelSpec

@@ -16,7 +16,7 @@ from prfaas.runtime.outgoing import OutgoingEntry
 from prfaas.runtime.peers import PeerLines
 from prfaas.runtime.stream import TokenStream
 from prfaas.runtime.tasks import report
-from prfaas.seams import DecodeResult, EntryMemory
+from prfaas.seams import EntryMemory, StepResult
 from prfaas.transfer import EndCode, Ended, SenderControl, TransferTerms
 from prfaas.transfer import Message as TransferMessage
 
@@ -82,7 +82,7 @@ class PrefillJob(Job):
             self._started_s = self.node.clock()
             if await self.in_engine(self._open) is None:
                 return
-        result: DecodeResult | None = None
+        result: StepResult | None = None
         if self._position < self._stop:
             result = await self.in_engine(partial(self._run_segment, self._ends[0]))
             if result is None:
@@ -148,7 +148,7 @@ class PrefillJob(Job):
         self.node.engine.open(self.key, self._start, self._memory, self.reservation.resume_slots)
         return True
 
-    def _run_segment(self, end: int) -> DecodeResult:
+    def _run_segment(self, end: int) -> StepResult:
         """In the engine's thread."""
         reservation, is_last = self.reservation, end == self._stop
         slots = reservation.tail_slots if is_last else reservation.checkpoint_slots.get(end)
@@ -172,7 +172,7 @@ class PrefillJob(Job):
 
         return on_layer
 
-    def _prefill_done(self, result: DecodeResult | None) -> None:
+    def _prefill_done(self, result: StepResult | None) -> None:
         node, work = self.node, self.work
         node.schedule.remove(self.key)
         now = node.clock()

@@ -6,7 +6,7 @@ from functools import partial
 
 from prfaas.runtime.job import Job
 from prfaas.runtime.messages import Finished, Token
-from prfaas.seams import DecodeResult
+from prfaas.seams import StepResult
 
 
 class TokenStream:
@@ -49,7 +49,7 @@ class TokenStream:
         self._token = result.token
         self.tell(result)
 
-    def tell(self, result: DecodeResult) -> None:
+    def tell(self, result: StepResult) -> None:
         """Sends the next token to the gateway."""
         work = self._job.work
         self._job.reply(

@@ -14,6 +14,7 @@ from prfaas.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from prfaas.policy.schedule import DecodeStep, PrefillStep
 from prfaas.runtime.decode import DecodeJob
 from prfaas.runtime.job import Job
 from prfaas.runtime.line import Line
@@ -38,7 +39,6 @@ from prfaas.runtime.node import Node
 from prfaas.runtime.peers import PeerLines
 from prfaas.runtime.prefill import PrefillJob
 from prfaas.runtime.reports import Reports
-from prfaas.runtime.schedule import DecodeStep, PrefillStep
 from prfaas.runtime.tasks import Tasks, report
 from prfaas.seams import Channel, Hello, Listener, Transport
 from prfaas.transfer import EndCode, Offer, Reject

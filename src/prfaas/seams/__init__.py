@@ -8,7 +8,7 @@ from prfaas.seams.cache import (
     PrefixMatch,
     Reservation,
 )
-from prfaas.seams.engine import DecodeResult, Engine, EntryMemory, OnLayer, RowSpan
+from prfaas.seams.engine import Engine, EntryMemory, OnLayer, RowSpan, StepResult
 from prfaas.seams.policy import (
     BalancerEvent,
     ClusterView,
@@ -43,7 +43,6 @@ __all__ = [
     "CacheUsage",
     "Channel",
     "ClusterView",
-    "DecodeResult",
     "Delivery",
     "Engine",
     "EntryMemory",
@@ -70,6 +69,7 @@ __all__ = [
     "RoutingDecision",
     "RowSpan",
     "Span",
+    "StepResult",
     "Transport",
     "WindowRef",
 ]

@@ -50,7 +50,7 @@ class EntryMemory(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class DecodeResult:
+class StepResult:
     """Logits after one token: fp32, little endian, one per vocabulary entry, and their argmax."""
 
     token: int
@@ -96,7 +96,7 @@ class Engine(Protocol):
         memory: EntryMemory | None = None,
         slots: Mapping[GroupId, BlockId] | None = None,
         on_layer: OnLayer | None = None,
-    ) -> DecodeResult:
+    ) -> StepResult:
         """Runs ``tokens``, which follow the first ``start`` tokens of the request.
 
         As each layer finishes, its new rows are written to ``memory`` (if given) and, if ``slots``
@@ -105,7 +105,7 @@ class Engine(Protocol):
         """
         ...
 
-    def decode(self, request_id: RequestId, token: int) -> DecodeResult:
+    def decode(self, request_id: RequestId, token: int) -> StepResult:
         """Appends one token and returns the logits after it."""
         ...
 

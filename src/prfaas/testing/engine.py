@@ -12,7 +12,7 @@ import attrs
 
 from prfaas.core import BlockId, DType, GroupId, RequestId
 from prfaas.errors import ConfigError, EngineError, LocalProtocolError
-from prfaas.seams import DecodeResult, EntryMemory, OnLayer
+from prfaas.seams import EntryMemory, OnLayer, StepResult
 from prfaas.spec import FullAttentionSpec, LayerSpec, LinearStateSpec, ModelSpec
 
 VOCAB_SIZE = 64
@@ -143,7 +143,7 @@ class FakeEngine:
         memory: EntryMemory | None = None,
         slots: Mapping[GroupId, BlockId] | None = None,
         on_layer: OnLayer | None = None,
-    ) -> DecodeResult:
+    ) -> StepResult:
         session = self._session(request_id)
         if not tokens:
             raise LocalProtocolError(f"request {request_id!r}: a segment has at least 1 token")
@@ -168,7 +168,7 @@ class FakeEngine:
         session.num_tokens = stop
         return _logits(session)
 
-    def decode(self, request_id: RequestId, token: int) -> DecodeResult:
+    def decode(self, request_id: RequestId, token: int) -> StepResult:
         session = self._session(request_id)
         self._call("decode", request_id)
         self._sleep(self._decode_s)
@@ -249,7 +249,7 @@ def _expand(seed: bytes, num_bytes: int) -> bytes:
     return data[:num_bytes]
 
 
-def _logits(session: _Session) -> DecodeResult:
+def _logits(session: _Session) -> StepResult:
     """One logit per vocabulary entry; all of them change with any row or state."""
     digest = hashlib.blake2b(digest_size=VOCAB_SIZE)
     for index in sorted(session.rows):
@@ -257,7 +257,7 @@ def _logits(session: _Session) -> DecodeResult:
     for index in sorted(session.states):
         digest.update(session.states[index].to_bytes(8, "little"))
     values = [byte + (VOCAB_SIZE - i) / 128 for i, byte in enumerate(digest.digest())]
-    return DecodeResult(
+    return StepResult(
         token=max(range(VOCAB_SIZE), key=values.__getitem__),
         logits=struct.pack(f"<{VOCAB_SIZE}f", *values),
     )

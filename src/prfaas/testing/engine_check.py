@@ -13,7 +13,7 @@ import attrs
 
 from prfaas.core import BlockId, GroupId, RequestId
 from prfaas.errors import LocalProtocolError
-from prfaas.seams import DecodeResult, Engine, RowSpan
+from prfaas.seams import Engine, RowSpan, StepResult
 from prfaas.spec import LayerSpec, ModelSpec
 
 _BLOCK_TOKENS = 24
@@ -106,8 +106,8 @@ class _Run:
     """What one run over the whole prompt left behind."""
 
     memory: BlockMemory
-    prefilled: DecodeResult
-    decoded: tuple[DecodeResult, ...]
+    prefilled: StepResult
+    decoded: tuple[StepResult, ...]
 
 
 def check_engine(
@@ -156,7 +156,7 @@ class _User:
 
     def prefill(
         self, key: RequestId, start: int, memory: BlockMemory | None, stop: int | None = None
-    ) -> DecodeResult:
+    ) -> StepResult:
         """Runs the prompt from ``start`` on, segment by segment."""
         ends = [p for p in self.grid if start < p < (stop or len(self.tokens))]
         result = None
@@ -168,7 +168,7 @@ class _User:
 
     def prefill_segment(
         self, key: RequestId, start: int, end: int, memory: BlockMemory | None
-    ) -> DecodeResult:
+    ) -> StepResult:
         seen: dict[int, bytes] = {}
 
         def on_layer(index: int) -> None:
@@ -183,7 +183,7 @@ class _User:
                 _require(seen[index] == data, f"layer {index} changed after it was ready")
         return result
 
-    def decode(self, key: RequestId, first: DecodeResult) -> tuple[DecodeResult, ...]:
+    def decode(self, key: RequestId, first: StepResult) -> tuple[StepResult, ...]:
         results = [first]
         for _ in range(NUM_DECODED):
             results.append(self.engine.decode(key, results[-1].token))
@@ -279,7 +279,7 @@ def _garbage(num_bytes: int) -> bytearray:
     return bytearray([_GARBAGE]) * num_bytes
 
 
-def _floats(result: DecodeResult) -> Sequence[float]:
+def _floats(result: StepResult) -> Sequence[float]:
     values = array.array("f", result.logits)
     if sys.byteorder == "big":
         values.byteswap()

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from prfaas.core import BlockId, DType, GroupId, RequestId
 from prfaas.errors import ConfigError, EngineError, LocalProtocolError
 from prfaas.integrations.transformers.layers import TORCH_DTYPES, adapter_for
-from prfaas.seams import DecodeResult, EntryMemory, OnLayer
+from prfaas.seams import EntryMemory, OnLayer, StepResult
 from prfaas.spec import ModelSpec
 
 SEGMENT_TOKENS = 256
@@ -140,7 +140,7 @@ class TransformersEngine:
         memory: EntryMemory | None = None,
         slots: Mapping[GroupId, BlockId] | None = None,
         on_layer: OnLayer | None = None,
-    ) -> DecodeResult:
+    ) -> StepResult:
         session = self._session(request_id)
         if not tokens:
             raise LocalProtocolError(f"request {request_id!r}: a segment has at least 1 token")
@@ -155,7 +155,7 @@ class TransformersEngine:
         finally:
             self._export = None
 
-    def decode(self, request_id: RequestId, token: int) -> DecodeResult:
+    def decode(self, request_id: RequestId, token: int) -> StepResult:
         return self._forward(request_id, self._session(request_id), (token,))
 
     def close(self, request_id: RequestId) -> None:
@@ -168,7 +168,7 @@ class TransformersEngine:
 
     def _forward(
         self, request_id: RequestId, session: _Session, tokens: Sequence[int]
-    ) -> DecodeResult:
+    ) -> StepResult:
         stop = session.num_tokens + len(tokens)
         try:
             with torch.inference_mode():
@@ -187,7 +187,7 @@ class TransformersEngine:
                 f"{stop}: {error}; the request was closed"
             ) from error
         session.num_tokens = stop
-        return DecodeResult(token=int(logits.argmax()), logits=logits.numpy().tobytes())
+        return StepResult(token=int(logits.argmax()), logits=logits.numpy().tobytes())
 
     def _hook(self, index: int) -> Callable[..., None]:
         token_kind, adapter = self._adapters[index]
