@@ -317,7 +317,8 @@ async def run_demo(args: argparse.Namespace, console: Console) -> tuple[Run, dic
     clusters = Clusters(run)  # processes load their models while this one loads its own
     stopper = asyncio.current_task()
     assert stopper is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopper.cancel)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stopper.cancel)
     stats: dict[str, Any] = {}
     try:
         run.model = load_model(args.model)
@@ -328,6 +329,7 @@ async def run_demo(args: argparse.Namespace, console: Console) -> tuple[Run, dic
         wall_s = time.monotonic() - run.started_s
     finally:
         await clusters.stop()
+    loop.remove_signal_handler(signal.SIGINT)  # nothing is left to end but this process
     compare(run)
     totals = totals_of(run, clusters, stats, wall_s)
     totals["wall_s"] = time.monotonic() - begun_s

@@ -79,7 +79,12 @@ class Child:
         self.name = name
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
-        self.process.start()
+        # Inherited from its first instruction on: Ctrl-C is the parent's to handle.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, handler)
         theirs.close()
 
     async def receive(self, timeout_s: float = 60.0) -> Any:
@@ -120,7 +125,6 @@ async def _until_told(pipe: Connection) -> None:
 
 def worker_process(pipe: Connection, setup: WorkerSetup) -> None:
     """One worker: sends its address, and at the end its final counts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
     from cluster.models import load_model, make_engine
     from cluster.sabotage import sabotage
 
@@ -162,7 +166,6 @@ def worker_process(pipe: Connection, setup: WorkerSetup) -> None:
 
 def gateway_process(pipe: Connection, setup: GatewaySetup) -> None:
     """The gateway: sends its address once every worker is connected. Loads no torch."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = setup.spec
     # The plan: documents always go to PRFAAS, whatever the first measurements say.
     band = (2 * spec.granule_tokens, min(3000, 4 * setup.max_tokens // 5))

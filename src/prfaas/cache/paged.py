@@ -182,6 +182,7 @@ class PagedHybridCache(HybridKVCache):
             reserved={g: self._leases.num_pinned(g) for g in self._groups},
             num_requests=len(self._entries),
             num_leases=self._leases.num_leases,
+            num_checkpoints_skipped=self._num_checkpoints_skipped,
         )
 
     def page_state(self, group_id: GroupId, block_id: BlockId) -> PageState:

@@ -156,6 +156,7 @@ class Node:
             "reserved_blocks": sum(usage.reserved.values()),
             "requests": usage.num_requests,
             "leases": usage.num_leases,
+            "checkpoints_skipped": usage.num_checkpoints_skipped,
         }
 
     def effective_config(self) -> Mapping[str, str]:

@@ -108,6 +108,7 @@ class CacheUsage:
         reserved: per group, blocks that a live reservation refers to, shared ones counted once.
         num_requests: live reservations.
         num_leases: live reservations that carry a deadline (transfer entries).
+        num_checkpoints_skipped: checkpoints asked for and not granted so far, for want of slots.
     """
 
     num_slabs: int
@@ -117,6 +118,7 @@ class CacheUsage:
     reserved: Mapping[GroupId, int]
     num_requests: int
     num_leases: int
+    num_checkpoints_skipped: int = 0
 
 
 class HybridKVCache(ABC):
