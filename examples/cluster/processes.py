@@ -142,7 +142,7 @@ def worker_process(pipe: Connection, setup: WorkerSetup) -> None:
             kind=setup.kind,
             role=setup.role,
             epoch=time.time_ns(),
-            put_bytes=1 << 20,
+            put_bytes=2 << 20,
             engine_niceness=5,  # three engines share two cores with the bytes that they send
         ),
         engine,
