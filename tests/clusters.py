@@ -139,7 +139,13 @@ async def deployment(
 
     def start_node(name: str, **more: Any) -> Node:
         kind, role = ROLES[name.rstrip("0123456789")]
-        mine = {"role": (roles or {}).get(name, role), **(options or {}).get(name, {}), **more}
+        mine = {
+            "role": (roles or {}).get(name, role),
+            "put_bytes": 16 << 10,
+            "report_s": 0.02,
+            **(options or {}).get(name, {}),
+            **more,
+        }
         model = spare.pop() if spare else engine()
         geometry = PoolGeometry.for_spec(
             model.spec,
@@ -151,8 +157,6 @@ async def deployment(
             cluster_id=ClusterId(kind.value),
             kind=kind,
             handoff=handoff,
-            put_bytes=16 << 10,
-            report_s=0.02,
             **mine,
         )
         return Node(

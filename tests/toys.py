@@ -133,31 +133,50 @@ class Pause:
 
 
 class HeldChannel(InProcChannel):
-    """Puts wait for a gate."""
+    """Puts wait for a gate, and those that are cancelled for another one."""
 
     gate: asyncio.Event
+    quiet: asyncio.Event
     num_held: list[int]
+    errors: list[Exception]
 
     async def put(
         self, window: WindowRef, offset: int, memory: Memory, spans: Sequence[Span]
     ) -> None:
         self.num_held[0] += 1
-        await self.gate.wait()
-        await super().put(window, offset, memory, spans)
+        try:
+            await self.gate.wait()
+            if self.errors:
+                raise self.errors.pop()
+            await super().put(window, offset, memory, spans)
+        except asyncio.CancelledError:
+            await self.quiet.wait()
+            raise
 
 
 class HeldTransport(InProcTransport):
-    """All channels that it dials hold their puts back until `open`."""
+    """All channels that it dials hold their puts back, or fail them.
+
+    Attributes:
+        gate: lets puts through.
+        quiet: lets cancelled puts end; set at first.
+        errors: what the next puts raise.
+        num_held: counts puts.
+    """
 
     def __init__(self, network: dict[str, Any]) -> None:
         super().__init__(network)
         self.gate = asyncio.Event()
+        self.quiet = asyncio.Event()
+        self.quiet.set()
         self.num_held = [0]
+        self.errors: list[Exception] = []
 
     async def connect(self, address: str, hello: Hello) -> Channel:
-        channel = await super().connect(address, hello)
+        channel: Any = await super().connect(address, hello)
         channel.__class__ = HeldChannel
-        channel.gate, channel.num_held = self.gate, self.num_held  # type: ignore[attr-defined]
+        channel.gate, channel.quiet = self.gate, self.quiet
+        channel.num_held, channel.errors = self.num_held, self.errors
         return channel
 
     async def holds(self) -> None:

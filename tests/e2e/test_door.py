@@ -136,7 +136,9 @@ async def test_a_wrong_submission_is_answered_with_the_text_of_the_request(
 
 
 @in_loop
-async def test_errors_reach_the_client_with_their_kind_and_text() -> None:
+async def test_errors_reach_the_client_with_their_kind_and_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with a_door() as visit:
         client, other = await visit.client(), await visit.client()
         pause = Pause(visit.d.nodes["remote"].engine, "prefill", 2)
@@ -156,6 +158,10 @@ async def test_errors_reach_the_client_with_their_kind_and_text() -> None:
         with pytest.raises(PrfaasError, match="division by zero"):
             await client.generate(a_request())
         visit.d.nodes["decode"].engine.before = None
+        with monkeypatch.context() as patch:
+            patch.setattr(visit.d.gateway, "generate", lambda *_: 1 / 0)
+            with pytest.raises(PrfaasError, match="division by zero"):
+                await client.generate(a_request())
         visit.d.reports.clear()
         await visit.check_serves()
 

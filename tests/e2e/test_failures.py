@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -10,8 +11,17 @@ import pytest
 
 from clusters import ANY_PORT, Deployment
 from prfaas.core import Handoff, Request, Role
-from prfaas.errors import ChannelClosed, DeadlineExceeded, EngineError, PrfaasError, RequestError
-from prfaas.transport.tcp import TcpTransport
+from prfaas.errors import (
+    ChannelClosed,
+    DeadlineExceeded,
+    EngineError,
+    IntegrityError,
+    PrfaasError,
+    PutRefused,
+    RequestError,
+)
+from prfaas.runtime.gateway import GatewayConfig
+from prfaas.transport.tcp import TcpConfig, TcpTransport
 from toys import (
     LOCAL,
     NUM_NEW,
@@ -206,7 +216,7 @@ async def test_a_node_too_small_for_a_prompt_is_left_out(name: str) -> None:
 @in_loop
 async def test_a_prompt_too_large_for_every_node_is_a_clear_error() -> None:
     async with toys(pool_bytes=4096) as d:
-        with pytest.raises(PrfaasError, match=r"admission.*enlarge the pool"):
+        with pytest.raises(PrfaasError, match=r"failures: 4, .*admission.*enlarge the pool"):
             await d.gateway.generate(a_request(500))
         await check_serves(d, num_tokens=20)
 
@@ -225,6 +235,22 @@ async def test_requests_wait_their_turn_at_a_full_node(route: str) -> None:
         await check_serves(d)
 
 
+@in_loop
+async def test_a_full_node_is_asked_less_and_less_often() -> None:
+    config = GatewayConfig(retry_s=0.005, max_retry_s=10.0)
+    options = {"decode": {"max_requests": 1}}
+    async with toys(**ROUTES["mixed"], options=options, config=config) as d:
+        pause = Pause(d.nodes["decode"].engine, "prefill")
+        first = start(d, a_request())
+        await pause.reached()
+        with pytest.raises(DeadlineExceeded, match=r"last failure: admission .* at most 1 may be"):
+            await d.gateway.generate(a_request(deadline_s=0.2))
+        assert d.nodes["decode"].counters["refused"] <= 6
+        pause.release()
+        await first
+        await check_serves(d)
+
+
 # No time.
 
 
@@ -238,6 +264,12 @@ async def test_H20_a_deadline_frees_every_node(stage: str) -> None:
         pause.release()
         await d.settle()
         await check_serves(d)
+
+
+@in_loop
+async def test_a_request_may_have_all_the_time_there_is() -> None:
+    async with toys() as d:
+        await check_serves(d, deadline_s=float("inf"))
 
 
 @in_loop
@@ -295,7 +327,103 @@ async def test_a_transfer_that_stands_still_is_given_up_after_its_lease() -> Non
         await held.holds()
         await until(lambda: d.gateway.num_retries)
         held.gate.set()
-        check_answer(await generating, request)
+        generation = await generating
+        check_answer(generation, request)
+        assert generation.record["prefill_node"] == "local"  # which may have a better way
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_transfer_that_is_only_slow_goes_on() -> None:
+    options = {"remote": {"lease_s": 0.8, "put_bytes": 1 << 20}}  # one put takes longer
+    transport = partial(TcpTransport, TcpConfig(num_connections=1, chunk_bytes=16 << 10))
+    async with toys(options=options, transport=transport, pool_bytes=1 << 20, link_bps=1.5e6) as d:
+        request = a_request(8000)
+        generation = await d.gateway.generate(request)
+        check_answer(generation, request)
+        assert generation.record["attempts"] == 1
+        await check_serves(d)
+
+
+@in_loop
+async def test_the_line_between_two_nodes_breaks() -> None:
+    async with held_toys() as (d, held):
+        request = a_request()
+        generating = start(d, request)
+        await held.holds()
+        (line,) = d.workers["remote"]._peers._lines.values()
+        line.abort()
+        await until(lambda: d.gateway.num_retries)
+        held.gate.set()
+        generation = await generating
+        check_answer(generation, request)
+        assert generation.record["prefill_node"] == "local"
+        await d.settle()
+        await check_serves(d)
+
+
+PUT_ERRORS = {
+    "damaged once": ([IntegrityError("damaged")], 1),
+    "damaged always": ([IntegrityError("damaged") for _ in range(5)], 2),
+    "refused": ([PutRefused("withdrawn")], 2),
+    "a bug": ([RuntimeError("a bug")], 2),
+}
+
+
+@pytest.mark.parametrize("case", PUT_ERRORS)
+@in_loop
+async def test_puts_that_fail(case: str) -> None:
+    errors, num_attempts = PUT_ERRORS[case]
+    async with held_toys() as (d, held):
+        held.errors += errors
+        held.gate.set()
+        request = a_request()
+        generation = await d.gateway.generate(request)
+        check_answer(generation, request)
+        assert generation.record["attempts"] == num_attempts
+        held.errors.clear()
+        await check_serves(d)
+
+
+@in_loop
+async def test_memory_is_not_given_back_while_a_put_reads_it() -> None:
+    async with held_toys(names=("remote", "decode")) as (d, held):
+        held.quiet.clear()
+        generating = start(d, a_request())
+        await held.holds()
+        generating.cancel()
+        await until(lambda: not d.workers["decode"].num_jobs)
+        await asyncio.sleep(0.01)
+        assert d.nodes["remote"].cache.usage().num_requests == 1
+        held.quiet.set()
+        held.gate.set()
+        await d.settle()
+        await check_serves(d)
+
+
+@in_loop
+async def test_memory_is_not_given_back_while_a_window_over_it_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with held_toys(names=("remote", "decode")) as (d, held):
+        generating = start(d, a_request())
+        await held.holds()
+        (job,) = d.workers["decode"]._jobs.values()
+        closed = asyncio.Event()
+        withdraw = job.peer_line.channel.withdraw
+
+        async def withdraw_late(window: object) -> None:
+            await closed.wait()
+            await withdraw(window)
+
+        monkeypatch.setattr(job.peer_line.channel, "withdraw", withdraw_late)
+        generating.cancel()
+        await until(lambda: not d.workers["remote"].num_jobs)
+        await asyncio.sleep(0.01)
+        assert d.nodes["decode"].cache.usage().num_requests == 1
+        closed.set()
+        held.gate.set()
+        await d.settle()
         await check_serves(d)
 
 
@@ -333,7 +461,13 @@ async def test_H24_cancel_in_every_phase(phase: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await generating
         assert d.gateway.num_active == len(others)
-        if pause is not None:
+        if where is not None and pause is not None:
+            node = d.nodes[where[0]]
+            await until(lambda: len(node.schedule) == len(others))
+            await asyncio.sleep(0.005)
+            # What the engine works on is not given back before it is done with it.
+            assert node.engine.num_open or where[1] == "open"
+            assert node.cache.usage().num_requests or where[1] == "decode"
             pause.release()
         held.gate.set()
         for task in others:
@@ -392,6 +526,23 @@ async def test_H23_an_abort_of_the_prefill_reaches_decode_and_gateway() -> None:
         generation = await generating
         check_answer(generation, request)
         assert generation.record["prefill_node"] == "local"
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_cancelled_job_keeps_no_other_from_the_engine() -> None:
+    async with toys(names=("remote", "decode")) as d:
+        pause = Pause(d.nodes["remote"].engine, "prefill", 2)
+        request, other = a_request(), a_request(seed=7)
+        generating, others = start(d, request), start(d, other)
+        await pause.reached()
+        job = d.workers["remote"]._jobs[f"{request.request_id}#0"]
+        num_scheduled = len(d.nodes["remote"].schedule)
+        job.cancel("told to")
+        assert len(d.nodes["remote"].schedule) == num_scheduled - 1
+        pause.release()
+        check_answer(await others, other)
+        check_answer(await generating, request)
         await check_serves(d)
 
 
@@ -455,6 +606,7 @@ async def test_H08_a_failing_engine_costs_one_retry_elsewhere(where: str, error:
         if name == "remote":
             assert generation.record["prefill_node"] == "local"
         assert d.nodes[name].counters["steps_failed"] == 1
+        assert d.nodes[name].counters["failed"] == 1
         assert bool(d.reports) == isinstance(error, RuntimeError)
         d.reports.clear()
         await check_serves(d)

@@ -14,7 +14,7 @@ import pytest
 
 from clusters import Deployment
 from hostile import Bomb, throw_at
-from prfaas.core import Role, TransferId
+from prfaas.core import NodeId, Role, TransferId
 from prfaas.errors import ConfigError, PeerMismatch
 from prfaas.runtime.messages import (
     CONTROL,
@@ -39,13 +39,15 @@ from prfaas.runtime.messages import (
     Token,
     encode_transfer,
 )
-from prfaas.transfer import Abort, Done, EndCode, Renew
+from prfaas.seams import Channel
+from prfaas.transfer import Abort, Done, EndCode, Installed, Renew
 from prfaas.transport.tcp import TcpTransport
 from toys import (
     Pause,
     RawPeer,
     a_request,
     check_answer,
+    held_toys,
     in_loop,
     toys,
     until,
@@ -90,6 +92,9 @@ async def test_a_worker_introduces_itself_and_reports_to_every_gateway() -> None
                 await raw.hear(CacheChanged)
         await two.say(AskStatus())
         status = await two.hear(Status)
+        one.channel.abort()
+        reports = d.workers["decode"]._reports
+        await until(lambda: repr(reports) == "<Reports to ['gateway', 'raw']>")
         assert status.counts["jobs"] == 0
         assert status.counts["admitted"] == 1
         await check_serves(d)
@@ -178,6 +183,113 @@ async def test_only_the_gateway_that_asked_can_cancel() -> None:
         await check_serves(d)
 
 
+@in_loop
+async def test_nothing_is_said_of_an_attempt_that_was_cancelled() -> None:
+    async with toys(names=("decode",), roles={"decode": Role.MIXED}) as d:
+        for method in ("prefill", "decode"):
+            raw = await dial(d, "decode")
+            pause = Pause(d.nodes["decode"].engine, method)
+            await raw.say(Generate(**work(num_tokens=10)))
+            await pause.reached()
+            await raw.say(Cancel(request_id="raw", attempt=0, reason="enough"))
+            await raw.say(AskStatus())
+            status = await raw.hear(Status)
+            assert status.counts["jobs"] == 1  # the engine is not done with it
+            raw.heard.clear()
+            pause.release()
+            await d.settle()
+            await raw.say(AskStatus())
+            await raw.hear(Status)
+            assert len(raw.heard) == 1
+            raw.channel.abort()
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_cancel_that_crosses_the_installation() -> None:
+    async with toys() as d:
+        raw, far = await dial(d, "decode"), await dial(d, "remote")
+        await raw.say(Expect(**work(), prefill_node="remote"))
+        await raw.hear(Expecting)
+        (job,) = d.workers["decode"]._jobs.values()
+        feed = job._transfer.feed
+
+        def feed_and_cancel(happened: object) -> None:
+            feed(happened)
+            if isinstance(happened, Installed):
+                job.cancel("too late for the transfer to hear of it")
+
+        job._transfer.feed = feed_and_cancel
+        await far.say(shipped("raw", d))
+        await d.settle()
+        await raw.say(AskStatus())
+        await raw.hear(Status)
+        assert len(raw.heard) == 2
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_cancel_while_the_decode_node_is_dialled() -> None:
+    async with held_toys() as (d, held):
+        connect, may_connect = held.connect, asyncio.Event()
+
+        async def connect_late(*arguments: Any) -> Channel:
+            await may_connect.wait()
+            return await connect(*arguments)
+
+        far = await dial(d, "remote")
+        held.connect = connect_late
+        await far.say(shipped("raw", d))
+        await far.hear(Prefilled)
+        await far.say(Cancel(request_id="raw", attempt=0, reason="enough"))
+        await d.settle()
+        may_connect.set()
+        held.gate.set()
+        await check_serves(d)
+        assert d.nodes["decode"].counters["late_transfer_messages"] == 0
+
+
+@in_loop
+async def test_a_decode_node_that_hangs_up_at_once() -> None:
+    async with toys() as d:
+
+        async def hang_up(channel: Channel) -> None:
+            channel.abort()
+
+        hello = attrs.evolve(d.hello, node_id=NodeId("odd"))
+        listener = await d.transport().listen("inproc://odd", hello, hang_up)
+        far = await dial(d, "remote")
+        await far.say(shipped("raw", d, decode_address="inproc://odd"))
+        failed = await far.hear(Failed)
+        assert (failed.at_fault, failed.retryable) == ("remote", True)
+        await listener.aclose()
+        await d.settle()
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_worker_that_closes_says_so_and_takes_nothing_more() -> None:
+    async with toys(roles={"local": Role.MIXED}) as d:
+        raw = await dial(d, "local")
+        pause = Pause(d.nodes["local"].engine, "prefill")
+        await raw.say(Generate(**work("first")))
+        await pause.reached()
+        closing = asyncio.create_task(d.workers["local"].aclose())
+        for name in ("first", "second"):
+            if name == "second":
+                await raw.say(Generate(**work(name)))
+            failed = await raw.hear(Failed)
+            assert failed.request_id == name
+            assert "the worker shuts down" in failed.reason
+            assert failed.at_fault == "local"
+        pause.release()
+        await closing
+        await raw.is_cut_off()
+        d.check_node("local")
+        del d.workers["local"], d.nodes["local"]
+        await check_serves(d)
+
+
 @pytest.mark.parametrize("kind", ["generate", "prefill", "expect"])
 @in_loop
 async def test_work_that_the_gateway_forgot_ends_at_its_deadline(kind: str) -> None:
@@ -247,12 +359,12 @@ async def test_a_job_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.Monk
 
 
 @in_loop
-async def test_a_decode_node_that_nobody_reaches_is_named() -> None:
+async def test_a_decode_node_that_cannot_be_reached_is_an_error_at_once() -> None:
     async with toys() as d:
         far = await dial(d, "remote")
         await far.say(shipped("raw", d, decode_address="inproc://nobody"))
         failed = await far.hear(Failed)
-        assert failed.at_fault == "decode"
+        assert failed.at_fault == "remote"  # another node may know a way
         assert "nobody listens" in failed.reason
         await d.settle()
         await check_serves(d)

@@ -127,12 +127,13 @@ class Case:
 
 
 @in_loop
-async def test_the_last_token_may_overtake_the_first() -> None:
+async def test_the_last_token_may_overtake_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prfaas.runtime.attempt.SENT_GRACE_S", 0.005)
     case = Case()
     running = await case.sent_off()
     for message in (case.token(1), case.token(2), case.finished()):
         case.says(case.decode, message)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.02)
     assert not running.done()
     case.says(case.prefill, case.prefilled())
     case.says(case.prefill, case.sent())

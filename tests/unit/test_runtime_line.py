@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from prfaas.errors import ChannelBroken, ChannelClosed, ConfigError
+from prfaas.errors import (
+    ChannelBroken,
+    ChannelClosed,
+    ConfigError,
+    ConnectError,
+    TransportError,
+)
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import Cancel, Register, Token, decode, encode
+from prfaas.runtime.peers import PeerLines
 from prfaas.runtime.tasks import Tasks
 from prfaas.seams import Channel
 from prfaas.testing.transport import DIALLER, LISTENER
-from prfaas.transport.inproc import InProcChannel
+from prfaas.transport.inproc import InProcChannel, InProcTransport
 from toys import in_loop, until
 
 
@@ -76,10 +83,9 @@ async def test_a_peer_that_reads_nothing_is_given_up() -> None:
     async with a_line(stall_s=0.02) as (line, wire, _):
         wire.flows.clear()
         line.post(Register())
-        with pytest.raises(ChannelClosed):
-            await wire.receive()
-        with pytest.raises(ChannelBroken, match="read nothing for"):
-            line.post(Register())
+        for action in (line.receive, lambda: line.post(Register())):
+            with pytest.raises(ChannelBroken, match="read nothing for"):
+                await action()
 
 
 @in_loop
@@ -90,8 +96,8 @@ async def test_a_peer_that_leaves_too_much_unread_is_given_up() -> None:
         line.post(a_token(1, 1400))
         with pytest.raises(ChannelBroken, match="at most 3000"):
             line.post(a_token(2, 1400))
-        with pytest.raises(ChannelClosed):
-            await wire.receive()
+        with pytest.raises(ChannelBroken, match="at most 3000"):
+            await line.receive()
         assert not line.is_open
 
 
@@ -148,6 +154,38 @@ async def test_a_frame_that_the_channel_refuses_ends_the_line_with_a_report() ->
         await until(lambda: not line.is_open)
         assert [str(report["exception"]) for report in reports] == ["not a byte more"]
         assert len(encode(Register())) < 30
+
+
+@in_loop
+async def test_peers_are_dialled_once_and_again_when_their_line_ends() -> None:
+    transport = InProcTransport({})
+
+    async def read(channel: Channel) -> None:
+        while True:
+            await channel.receive()
+
+    async def serve(line: Line) -> None:
+        with suppress(TransportError):
+            while True:
+                await line.receive()
+        await asyncio.sleep(0.005)
+
+    listener = await transport.listen("inproc://there", LISTENER, read)
+    peers = PeerLines(transport, DIALLER, serve)
+    one, two = await asyncio.gather(*(peers.get("inproc://there") for _ in range(2)))
+    assert one is two
+    assert peers.take_deliveries() == {}
+    one.abort()
+    other = await peers.get("inproc://there")
+    assert other is not one
+    await asyncio.sleep(0.01)
+    assert await peers.get("inproc://there") is other
+    with pytest.raises(ConnectError):
+        await peers.get("inproc://nowhere")
+    await peers.aclose()
+    await peers.aclose()
+    assert not other.is_open
+    await listener.aclose()
 
 
 @in_loop

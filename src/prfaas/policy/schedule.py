@@ -62,5 +62,9 @@ class StepSchedule:
             return PrefillStep(self._prefills[0])
         return None
 
+    def __len__(self) -> int:
+        """Requests that have work."""
+        return len(self._prefills) + len(self._decodes)
+
     def __repr__(self) -> str:
         return f"<StepSchedule prefills={len(self._prefills)} decodes={len(self._decodes)}>"

@@ -22,6 +22,7 @@ from prfaas.runtime.messages import (
     Message,
     Prefill,
     Prefilled,
+    Said,
     Sent,
     Token,
     prompt_fields,
@@ -32,8 +33,6 @@ from prfaas.spec import ModelSpec
 OnPhase = Callable[[str, str], None]
 """Called with a request's id and the phase that it entered; must not block."""
 Record: TypeAlias = dict[str, str | int | float | bool | None]
-Said: TypeAlias = Expecting | Prefilled | Sent | Token | Finished | Failed
-"""What a worker says about an attempt."""
 SENT_GRACE_S = 0.5
 """How long a finished request waits for the prefill node's own measurements."""
 MIN_DEADLINE_S = 0.001

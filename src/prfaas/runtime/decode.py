@@ -170,7 +170,7 @@ class DecodeJob(Job):
             installed = await self.in_engine(self._open)
         except Exception as error:
             self.fail_step(error)
-            self._transfer.feed(Cancel(EndCode.FAILED, plain_text(error)))
+            self.cancel(plain_text(error), EndCode.FAILED)
             return
         if installed is None:
             return
@@ -194,7 +194,8 @@ class DecodeJob(Job):
 
     def _transfer_ended(self, ended: Ended) -> None:
         if ended.error is not None:
-            self.fail_transfer(ended, self._prefill_node)
+            is_theirs = ended.by_peer or ended.code is EndCode.EXPIRED
+            self.fail(str(ended.error), at_fault=self._prefill_node if is_theirs else "")
             self.release()
             return
         if self.is_cancelled:  # too late for the transfer to hear of it

@@ -29,12 +29,16 @@ from prfaas.runtime.messages import (
     Submit,
     Watch,
     decode,
+    plain_text,
     prompt_fields,
     unpack_tokens,
 )
+from prfaas.runtime.tasks import report
 from prfaas.seams import Channel, Hello, Listener, Transport
 
 WATCH_S = 0.1
+ANSWER_GRACE_S = 5.0
+"""A gateway reports a deadline itself; a client waits so much longer for one that stands still."""
 OnProgress = Callable[[str, str], None]
 OnWatch = Callable[[Watch], None]
 
@@ -69,7 +73,7 @@ class Door:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(client.watch())
                 while True:
-                    client.take(decode(await channel.receive()), tasks)
+                    client.take(decode(await client.line.receive()), tasks)
         except* (TransportError, RemoteProtocolError):
             pass  # the client is gone, or may as well be
         finally:
@@ -126,7 +130,10 @@ class _ClientLine:
                 return_logits=submit.return_logits,
             )
             generation = await self._gateway.generate(request, self._tell_phase)
-        except PrfaasError as error:
+        except Exception as error:
+            # A bug that one request hits must not take the client's others with it.
+            if not isinstance(error, PrfaasError):
+                report(f"request {submit.request_id!r} failed unexpectedly", error)
             self.line.post(_failure(submit, error))
             return
         answer = Answer(
@@ -150,13 +157,13 @@ class _ClientLine:
         self.line.post(Status(node_id=self._hello.node_id, counts=counts, config={}))
 
 
-def _failure(submit: Submit, error: PrfaasError) -> Answer:
+def _failure(submit: Submit, error: Exception) -> Answer:
     return Answer(
         request_id=submit.request_id,
         tokens=(),
         logits=(),
         record={},
-        error=f"{type(error).__name__}: {error}",
+        error=f"{type(error).__name__}: {plain_text(error)}",
     )
 
 
@@ -212,7 +219,13 @@ class Client:
         self._line.post(submit)
         self._waiting[name] = asyncio.get_running_loop().create_future()
         try:
-            answer = await self._waiting[name]
+            async with asyncio.timeout(request.deadline_s + ANSWER_GRACE_S):
+                answer = await self._waiting[name]
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the gateway did not answer request {name!r} within {request.deadline_s} s nor "
+                f"{ANSWER_GRACE_S} s later; is it still there?"
+            ) from error
         except asyncio.CancelledError:
             if self._line.is_open:
                 self._line.post(Cancel(request_id=name, attempt=0, reason="the client gave it up"))
@@ -247,7 +260,7 @@ class Client:
     async def _read(self) -> None:
         try:
             while True:
-                self._take(decode(await self._line.channel.receive()))
+                self._take(decode(await self._line.receive()))
         except Exception as error:
             # Also if it is a callback that failed: whoever waits must not wait for ever.
             self._line.abort()

@@ -15,7 +15,6 @@ from prfaas.errors import (
     TransportError,
 )
 from prfaas.policy import LoadLedger, ThresholdController
-from prfaas.runtime.attempt import Said
 from prfaas.runtime.links import WorkerLink, register
 from prfaas.runtime.messages import (
     AskSnapshot,
@@ -25,6 +24,7 @@ from prfaas.runtime.messages import (
     Message,
     Rates,
     RoleSet,
+    Said,
     SetRole,
     Status,
     decode,
@@ -54,7 +54,7 @@ class Fleet:
         balancer: says which role each worker should have.
         controller: gets the band of the balancer's plan, if there is one.
         transport, hello: to dial with.
-        register_s: a worker must introduce itself within this time.
+        register_s, silence_s: see `GatewayConfig`.
         clock: monotonic seconds.
         on_said: called with what a worker says about a request.
         on_lost: called when a worker is taken out of service, and why.
@@ -70,6 +70,7 @@ class Fleet:
         transport: Transport,
         hello: Hello,
         register_s: float,
+        silence_s: float,
         clock: Callable[[], float],
         on_said: OnSaid,
         on_lost: OnLost,
@@ -81,10 +82,12 @@ class Fleet:
         self._transport = transport
         self._hello = hello
         self._register_s = register_s
+        self._silence_s = silence_s
         self._clock = clock
         self._on_said = on_said
         self._on_lost = on_lost
         self._links: dict[NodeId, WorkerLink] = {}
+        self._heard_s: dict[NodeId, float] = {}
         self._tasks = Tasks()
         self._statuses: dict[NodeId, asyncio.Future[Status]] = {}
         self._resyncing: set[NodeId] = set()
@@ -132,6 +135,16 @@ class Fleet:
         answers = [f.result() for f in asked if f.done() and not f.cancelled()]
         return tuple(sorted(answers, key=lambda status: status.node_id))
 
+    def ask_silent(self, now: float) -> None:
+        """Gives up workers whose process stands still, which no connection shows."""
+        for link in tuple(self._links.values()):
+            silent_s = now - self._heard_s[link.node_id]
+            if silent_s > self._silence_s:
+                self._lose(link, f"{link.node_id} said nothing for {silent_s:.1f} s")
+            elif silent_s > self._silence_s / 2:
+                with suppress(TransportError):  # then its reader is about to lose it
+                    link.line.post(AskStatus())
+
     async def aclose(self) -> None:
         """Lets all workers go. Idempotent."""
         self._is_closed = True
@@ -167,13 +180,16 @@ class Fleet:
             self._ledger.node_down(NodeDown(node_id=node.node_id, epoch=node.epoch))
             raise
         self._links[node.node_id] = link
+        self._heard_s[node.node_id] = self._clock()
         self._tasks.spawn(self._read(link))
         self._apply_plan()
 
     async def _read(self, link: WorkerLink) -> None:
         try:
             while True:
-                self._dispatch(link, decode(await link.line.channel.receive()))
+                message = decode(await link.line.receive())
+                self._heard_s[link.node_id] = self._clock()
+                self._dispatch(link, message)
         except (TransportError, RemoteProtocolError) as error:
             self._lose(link, str(error))
         except Exception as error:

@@ -14,13 +14,13 @@ from random import Random
 import attrs
 
 from prfaas.core import BlockHash, ClusterId, NodeId, Request
-from prfaas.errors import CapacityError, ChannelClosed, DeadlineExceeded, RequestError
+from prfaas.errors import CapacityError, ChannelClosed, ConfigError, DeadlineExceeded, RequestError
 from prfaas.hashing import hash_granules, root_hash
 from prfaas.policy import LoadLedger, ThresholdController
-from prfaas.runtime.attempt import Attempt, AttemptFailed, Generation, OnPhase, Said
+from prfaas.runtime.attempt import Attempt, AttemptFailed, Generation, OnPhase
 from prfaas.runtime.fleet import Fleet
 from prfaas.runtime.links import WorkerLink
-from prfaas.runtime.messages import Finished, Prefilled, Status
+from prfaas.runtime.messages import Finished, Prefilled, Said, Status
 from prfaas.runtime.tasks import Tasks
 from prfaas.seams import (
     Hello,
@@ -42,6 +42,7 @@ class GatewayConfig:
             does not count: such a request waits its turn until its deadline.
         retry_s, max_retry_s: pause before a new attempt; it doubles with every busy refusal.
         register_s: a worker must introduce itself within this time.
+        silence_s: a worker that says nothing for so long, although it is asked, is given up.
         tick_s: period of link estimate and threshold.
     """
 
@@ -49,7 +50,18 @@ class GatewayConfig:
     retry_s: float = 0.05
     max_retry_s: float = 1.0
     register_s: float = 10.0
+    silence_s: float = 30.0
     tick_s: float = 0.1
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_attempts < 1 or not 0 <= self.retry_s <= self.max_retry_s:
+            raise ConfigError(
+                f"max_attempts is {self.max_attempts}, retry_s {self.retry_s}, max_retry_s "
+                f"{self.max_retry_s}; they need max_attempts >= 1 and 0 <= retry_s <= max_retry_s"
+            )
+        for name in ("register_s", "silence_s", "tick_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
 
 
 class Gateway:
@@ -98,6 +110,7 @@ class Gateway:
             transport=transport,
             hello=hello,
             register_s=self._config.register_s,
+            silence_s=self._config.silence_s,
             clock=clock,
             on_said=self._hear,
             on_lost=self._lose,
@@ -201,7 +214,10 @@ class Gateway:
             except AttemptFailed as failure:
                 num_failed += not failure.busy
                 if not failure.retryable or num_failed >= config.max_attempts:
-                    raise
+                    raise AttemptFailed(
+                        f"request {request.request_id!r} is given up, failures: {num_failed}, the "
+                        f"last one: {failure}"
+                    ) from failure
                 failures.append(str(failure))
                 if failure.at_fault is not None:
                     attempt.excluded.add(failure.at_fault)
@@ -255,5 +271,6 @@ class Gateway:
             await asyncio.sleep(self._config.tick_s)
             now = self._clock()
             self._ledger.observe_link((), now)
+            self._fleet.ask_silent(now)
             if self._controller is not None:
                 self._controller.update(self._ledger, now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from functools import partial
@@ -21,7 +20,7 @@ from prfaas.runtime.messages import (
 from prfaas.runtime.node import Node
 from prfaas.runtime.tasks import report
 from prfaas.seams import Reservation
-from prfaas.transfer import EndCode, Ended
+from prfaas.transfer import EndCode
 from prfaas.transfer import Message as TransferMessage
 
 T = TypeVar("T")
@@ -54,9 +53,7 @@ class Job(ABC):
         self.until_s = node.clock() + work.deadline_s
         self.is_cancelled = False
         self._on_over = on_over
-        self._engine_turn = asyncio.Lock()
         self._is_over = False
-        self._has_failed = False
 
     def __repr__(self) -> str:
         state = "over" if self._is_over else "cancelled" if self.is_cancelled else "alive"
@@ -108,11 +105,10 @@ class Job(ABC):
             self._end(reason, code)
 
     def fail(self, reason: str, *, retryable: bool = True, at_fault: str = "") -> None:
-        """Tells the gateway that the attempt failed, once, unless the gateway gave it up itself.
-        The caller ends the job."""
-        if self._has_failed or self.is_cancelled:
+        """Tells the gateway that the attempt failed, unless it was cancelled before. The caller
+        cancels or releases the job."""
+        if self.is_cancelled:
             return
-        self._has_failed = True
         self.node.counters["failed"] += 1
         self.reply(
             Failed(
@@ -132,11 +128,6 @@ class Job(ABC):
             report(f"a step of {self!r} failed unexpectedly", error)
         self.fail(plain_text(error), at_fault=self.node.config.node_id)
 
-    def fail_transfer(self, ended: Ended, peer: str) -> None:
-        """As `fail`, for a transfer that ended without its bytes."""
-        is_peers = ended.by_peer or ended.code is EndCode.EXPIRED
-        self.fail(str(ended.error), at_fault=peer if is_peers else "")
-
     def reply(self, message: Message) -> None:
         """Says something to the gateway; one that is gone is about to be noticed elsewhere."""
         try:
@@ -145,24 +136,19 @@ class Job(ABC):
             self.node.counters["replies_lost"] += 1
 
     async def in_engine(self, work: Callable[[], T]) -> T | None:
-        """Runs one engine call; None if the job ended before or meanwhile."""
-        async with self._engine_turn:
-            if not self.is_wanted:
-                return None
-            result = await self.node.in_engine(work)
+        """Runs one engine call; None if the job ended meanwhile."""
+        result = await self.node.in_engine(work)
         return result if self.is_wanted else None
 
     def schedule_prefill(self) -> None:
         """Asks the engine loop for `prefill_segment`."""
-        if self.is_wanted:
-            self.node.schedule.add_prefill(self.key)
-            self.node.wake()
+        self.node.schedule.add_prefill(self.key)
+        self.node.wake()
 
     def schedule_decode(self) -> None:
         """Asks the engine loop for `decode_step`."""
-        if self.is_wanted:
-            self.node.schedule.add_decode(self.key)
-            self.node.wake()
+        self.node.schedule.add_decode(self.key)
+        self.node.wake()
 
     def release(self) -> None:
         """Lets go of schedule, engine and blocks, once, as soon as the engine is off them."""
@@ -173,10 +159,9 @@ class Job(ABC):
 
     async def _free(self) -> None:
         try:
-            async with self._engine_turn:
-                await self.node.in_engine(partial(self.node.engine.close, self.key))
+            # One thread runs every call, in order: what still runs for this job ends before.
+            await self.node.in_engine(partial(self.node.engine.close, self.key))
         except Exception as error:
             report(f"the engine could not close {self.key!r}", error)
-        finally:
-            self.node.cache.release(self.key)
-            self._on_over(self)
+        self.node.cache.release(self.key)
+        self._on_over(self)

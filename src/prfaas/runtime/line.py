@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from prfaas.errors import ChannelBroken, ChannelClosed, PrfaasError, TransportError
+from prfaas.errors import ChannelBroken, ChannelClosed, TransportError
 from prfaas.runtime.messages import Message, encode, encode_transfer
 from prfaas.runtime.tasks import report
 from prfaas.seams import Channel
@@ -21,10 +21,10 @@ class Line:
 
     Whoever has something to say to several peers must not be held up by one that does not read. So
     frames wait here, and the peer is given up when one of them cannot be handed over in time or
-    when too many bytes wait. Its end shows where the channel is read.
+    when too many bytes wait. The end shows in `receive`.
 
     Args:
-        channel: read by the owner; belongs to this object from now on.
+        channel: belongs to this object from now on.
         stall_s: longest time to hand over one frame.
         max_queued_bytes: most bytes that may wait.
     """
@@ -70,6 +70,14 @@ class Line:
         """As `post`, for the two sides of a transfer."""
         self._queue(encode_transfer(message))
 
+    async def receive(self) -> bytes:
+        """Next frame of the peer. Raises as `Channel.receive`, and says why the line ended."""
+        try:
+            return await self.channel.receive()
+        except TransportError:
+            self._require_open()
+            raise
+
     def abort(self) -> None:
         """Ends the channel now. Idempotent."""
         self._end(ChannelClosed(f"the line to {self.peer_id} was given up on this side"))
@@ -96,12 +104,15 @@ class Line:
                     f"{self._max_queued_bytes} may wait; it was given up"
                 )
             )
-        if self._error is not None:
-            raise type(self._error)(*self._error.args)
+        self._require_open()
         self._frames.append(frame)
         self._queued_bytes += len(frame)
         self._is_flushed.clear()
         self._has_frames.set()
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
 
     def _end(self, error: TransportError) -> None:
         if self._error is None:
@@ -126,6 +137,6 @@ class Line:
             self._end(ChannelBroken(f"{self.peer_id} read nothing for {self._stall_s} s"))
         except TransportError as error:
             self._end(error)
-        except PrfaasError as error:
+        except Exception as error:
             report(f"a frame for {self.peer_id} cannot be sent", error)
-            self._end(ChannelBroken(str(error)))
+            self._end(ChannelBroken(f"a frame for {self.peer_id} cannot be sent: {error}"))

@@ -58,7 +58,7 @@ async def register(
     try:
         line.post(Register())
         async with asyncio.timeout(timeout_s):
-            info = decode(await line.channel.receive())
+            info = decode(await line.receive())
         if not isinstance(info, NodeInfo):
             raise RemoteProtocolError(f"{address} began with {type(info).__name__}, not NodeInfo")
         return WorkerLink(

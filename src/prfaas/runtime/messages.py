@@ -292,6 +292,9 @@ Message: TypeAlias = (
     | Watch
 )
 Work: TypeAlias = Prefill | Expect | Generate
+"""What a gateway gives to a worker to do."""
+Said: TypeAlias = Expecting | Prefilled | Sent | Token | Finished | Failed
+"""What a worker says about an attempt."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

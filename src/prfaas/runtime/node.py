@@ -28,7 +28,9 @@ from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
 from prfaas.spec import ModelSpec
 from prfaas.store import PoolMemory
 from prfaas.transfer import EntryLayout
+from prfaas.transfer.messages import MAX_LEASE_S
 
+MAX_PUT_BYTES = 64 << 20
 T = TypeVar("T")
 LandingHook = Callable[[EntryLayout, EntryMemory, Reservation], None]
 """Test hook: sees, and may change, an entry between its landing and its installation."""
@@ -69,6 +71,18 @@ class WorkerConfig:
             raise ConfigError(
                 f"node {self.node_id!r} of a PRFAAS cluster has role {role.value}; such clusters "
                 f"only prefill"
+            )
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 < self.lease_s <= MAX_LEASE_S or not self.report_s > 0:
+            raise ConfigError(
+                f"lease_s is {self.lease_s} and report_s {self.report_s}; they must be above 0, "
+                f"and a lease at most {MAX_LEASE_S} s"
+            )
+        if not 1 <= self.put_bytes <= MAX_PUT_BYTES or self.max_requests < 1:
+            raise ConfigError(
+                f"put_bytes is {self.put_bytes} and max_requests {self.max_requests}; both must be "
+                f"at least 1, and put_bytes at most {MAX_PUT_BYTES}"
             )
 
     def allows(self, role: Role) -> bool:

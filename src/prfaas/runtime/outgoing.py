@@ -32,6 +32,7 @@ from prfaas.transfer import (
     place,
 )
 
+CHUNK_BYTES = 4 << 20
 MAX_PUT_FAILURES = 3
 
 
@@ -173,7 +174,6 @@ class OutgoingEntry:
             case StopSending():
                 await self._stop()
             case ReleaseEntry():
-                await self._stop()
                 self._release()
 
     def _start(self, window: WindowRef, start_token: int) -> None:
@@ -184,7 +184,7 @@ class OutgoingEntry:
         put_bytes = self._node.config.put_bytes
         self._data = DataSender(
             layout.num_bytes,
-            chunk_bytes=max(put_bytes, 4 << 20),
+            chunk_bytes=max(put_bytes, CHUNK_BYTES),
             min_put_bytes=put_bytes,
         )
         for layer_index in (*self._rows_ready, *self._states_ready):

@@ -64,7 +64,7 @@ class PrefillJob(Job):
         except Exception as error:
             if not isinstance(error, PrfaasError):
                 report(f"{self!r} could not be offered", error)
-            self.fail(plain_text(error), at_fault=work.decode_node)
+            self.fail(plain_text(error), at_fault=self.node.config.node_id)
             self.release()
 
     @property
@@ -205,10 +205,17 @@ class PrefillJob(Job):
             else:
                 self.schedule_decode()
 
-    def _transfer_ended(self, ended: Ended) -> None:
+    def _who_failed(self, ended: Ended) -> str:
+        """A way to the decode node that fails is ours: from another node there may be a better
+        one, and a decode node that is down has told the gateway so by its silence."""
+        if ended.code in (EndCode.PEER_LOST, EndCode.EXPIRED):
+            return self.node.config.node_id
         assert isinstance(self.work, Prefill)
+        return self.work.decode_node if ended.by_peer else ""
+
+    def _transfer_ended(self, ended: Ended) -> None:
         if ended.error is not None:
-            self.fail_transfer(ended, self.work.decode_node)
+            self.fail(str(ended.error), at_fault=self._who_failed(ended))
             return
         assert self._outgoing is not None
         assert self._prefilled_s is not None

@@ -20,6 +20,9 @@ from prfaas.runtime.messages import (
 from prfaas.runtime.node import Node
 from prfaas.seams import Delivery
 
+MAX_HASHES = 100_000
+"""In one message, which must fit into a frame."""
+
 
 class Reports:
     """Every gateway that registered with a worker hears the same."""
@@ -60,18 +63,23 @@ class Reports:
 
     def cache(self) -> None:
         """What changed in the cache since the last call."""
-        events = self._node.cache.take_events()
-        if events:
-            bodies = tuple(
+        bodies: list[CacheBody] = []
+        num_hashes = 0
+        for event in self._node.cache.take_events():
+            num_hashes += len(event.stored) + len(event.removed)
+            if bodies and num_hashes > MAX_HASHES:
+                self._tell(CacheChanged(events=tuple(bodies)))
+                bodies, num_hashes = [], len(event.stored) + len(event.removed)
+            bodies.append(
                 CacheBody(
                     sequence=event.sequence,
                     group_id=event.group_id,
                     stored=event.stored,
                     removed=event.removed,
                 )
-                for event in events
             )
-            self._tell(CacheChanged(events=bodies))
+        if bodies:
+            self._tell(CacheChanged(events=tuple(bodies)))
 
     def rates(self, deliveries: Iterable[Delivery]) -> None:
         """Link samples, in seconds before now, since clocks differ."""

@@ -131,19 +131,14 @@ class Worker:
         try:
             await self._serve(line)
         finally:
-            line.abort()
             self._lines.discard(line)
-            self._reports.remove(line)
-            for job in tuple(self._jobs.values()):
-                if job.gateway is line:
-                    job.cancel("the gateway is gone")
 
     async def _serve(self, line: Line) -> None:
         """Reads a line until it ends; tells the jobs that used it."""
         reason = "the line was closed"
         try:
             while True:
-                self._dispatch(line, await line.channel.receive())
+                self._dispatch(line, await line.receive())
         except RemoteProtocolError as error:
             self._node.counters["protocol_errors"] += 1
             reason = str(error)
@@ -154,8 +149,11 @@ class Worker:
             reason = str(error)
         finally:
             line.abort()
+            self._reports.remove(line)
             for job in tuple(self._jobs.values()):
-                if job.peer_line is line:
+                if job.gateway is line:
+                    job.cancel("the gateway is gone")
+                elif job.peer_line is line:
                     job.peer_lost(reason)
 
     def _dispatch(self, line: Line, frame: bytes) -> None:
