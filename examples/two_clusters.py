@@ -26,7 +26,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--link-change", type=float, metavar="MBPS", help="rate from the middle of the run on"
     )
-    parser.add_argument("--prfaas-workers", type=int, default=1, choices=(1, 2))
+    parser.add_argument(
+        "--prfaas-workers", type=int, choices=(1, 2), help="default: 2 if one is killed, else 1"
+    )
     parser.add_argument(
         "--kill",
         choices=[f"{name}@mid-transfer" for name in ("prefill", "local", "decode")],
@@ -37,11 +39,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--new-tokens", type=int, default=24)
-    parser.add_argument("--deadline-s", type=float, default=60.0)
+    parser.add_argument("--deadline-s", type=float, help="default: 60, more on a slow link")
     parser.add_argument("--plot", default="two_clusters.png", metavar="FILE", help="'' for none")
     args = parser.parse_args(argv)
     if not args.link_mbps > 0 or (args.link_change is not None and not args.link_change > 0):
         parser.error("link rates must be greater than 0 Mbit/s")
+    slowest_mbps = min(args.link_mbps, args.link_change or args.link_mbps)
+    if args.deadline_s is None:
+        args.deadline_s = max(60.0, 1200 / slowest_mbps)  # all documents are 0.1 GB
+    if not args.deadline_s > 0:
+        parser.error(f"--deadline-s is {args.deadline_s}; it must be greater than 0")
+    if args.prfaas_workers is None:
+        args.prfaas_workers = 2 if args.kill == "prefill@mid-transfer" else 1
     if args.new_tokens < 1:
         parser.error(f"--new-tokens is {args.new_tokens}; it must be at least 1")
     return args
@@ -49,10 +58,14 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
-    # Spawned processes import this file again: what they do not need is imported here.
-    from cluster.driver import main as drive
+    try:
+        # Spawned processes import this file again: what they do not need is imported here.
+        from cluster.driver import main as drive
 
-    return drive(args)
+        return drive(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class Deployment:
     Attributes:
         reports: what the event loop's exception handler and the error log were told; a test that
             provokes it on purpose empties the list.
+        relays: the links between the clusters, one for each worker, if they have a rate.
     """
 
     gateway: Gateway
@@ -59,6 +60,7 @@ class Deployment:
     workers: dict[str, Worker] = attrs.field(factory=dict)
     nodes: dict[str, Node] = attrs.field(factory=dict)
     reports: list[object] = attrs.field(factory=list)
+    relays: list[Relay] = attrs.field(factory=list)
 
     @property
     def caches(self) -> dict[str, Any]:
@@ -110,6 +112,14 @@ class Deployment:
         assert usage.reserved == dict.fromkeys(usage.reserved, 0), name
         assert usage.blocks == usage.indexed, name
         assert getattr(node.engine, "num_open", 0) == 0, name
+        if name in self.workers:
+            for channel in self.channels(name):
+                assert not channel._windows._windows, (name, channel)
+
+    def channels(self, name: str) -> list[Any]:
+        """Those of a worker that are open."""
+        worker = self.workers[name]
+        return [line.channel for line in (*worker._lines, *worker._peers._lines.values())]
 
 
 @asynccontextmanager
@@ -174,6 +184,7 @@ async def deployment(
         port = int(target.rpartition(":")[2])
         relay = Relay([Route(target_host="127.0.0.1", target_port=port)], link_bps)
         await stack.enter_async_context(relay)
+        d.relays.append(relay)
         return f"tcp://127.0.0.1:{relay.ports[0]}"
 
     async with AsyncExitStack() as stack:

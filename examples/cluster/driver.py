@@ -16,7 +16,13 @@ import attrs
 import numpy as np
 from rich.console import Console
 
-from cluster.models import SEGMENT_TOKENS, generate_alone, load_model, make_engine
+from cluster.models import (
+    SEGMENT_TOKENS,
+    check_model,
+    generate_alone,
+    load_model,
+    make_engine,
+)
 from cluster.plot import plot
 from cluster.processes import (
     Child,
@@ -39,9 +45,6 @@ from prfaas.transport.address import parse
 from prfaas.transport.tcp import TcpTransport
 
 TOLERANCE = 1e-3
-KILLABLE = {"prefill": "prfaas-0", "local": "pd-prefill", "decode": "pd-decode"}
-"""What ``--kill NAME@mid-transfer`` ends."""
-MID_TRANSFER_BYTES = 200_000
 EGRESS_PERIOD_S = 0.5
 MIN_WIDTH = 130
 
@@ -62,7 +65,6 @@ class Run:
     estimates: list[tuple[float, float]] = attrs.field(factory=list)
     answers: dict[str, Generation] = attrs.field(factory=dict)
     sent_s: dict[str, float] = attrs.field(factory=dict)
-    prefilling: set[str] = attrs.field(factory=set)
 
 
 class Clusters:
@@ -97,6 +99,7 @@ class Clusters:
         self.gateway_address = ""
         self.final_counts: dict[str, dict[str, int]] = {}
         self.killed: str | None = None
+        self._is_started = False
         self._asking = asyncio.Lock()
 
     async def start(self) -> None:
@@ -127,6 +130,7 @@ class Clusters:
         )
         self.gateway = Child("gateway", gateway_process, setup)
         self.gateway_address = await self.gateway.receive()
+        self._is_started = True
 
     async def relay_stats(self) -> dict[str, Any]:
         assert self.relay is not None
@@ -144,6 +148,9 @@ class Clusters:
 
     async def stop(self) -> None:
         """Ends every process, workers last, and collects what workers counted at their end."""
+        if not self._is_started:  # they hold nothing yet, and may not listen for a while
+            for child in filter(None, (*self.workers.values(), self.gateway, self.relay)):
+                child.kill()
         if self.gateway is not None:
             await asyncio.to_thread(self.gateway.join)
         for name, child in self.workers.items():
@@ -191,25 +198,34 @@ async def submit(run: Run, client: Client, prompt: Prompt, done: dict[str, async
         done[prompt.request_id].set()
 
 
-async def disturb(run: Run, clusters: Clusters, done: dict[str, asyncio.Event]) -> None:
+async def disturb(
+    run: Run, clusters: Clusters, client: Client, done: dict[str, asyncio.Event]
+) -> None:
     """Changes the link in mid run, or kills a worker while its cache is on the way."""
     if run.args.link_change is not None:
         while sum(event.is_set() for event in done.values()) < len(done) // 2:
             await asyncio.sleep(0.02)
         clusters.set_rate(run.args.link_change)
     if run.args.kill is not None:
-        long = {p.request_id for p in run.prompts if len(p.tokens) >= 1000}
-        while not run.prefilling & long:
-            await asyncio.sleep(0.002)
-        before = (await clusters.relay_stats())["up_bytes"]
-        while (await clusters.relay_stats())["up_bytes"] < before + MID_TRANSFER_BYTES:
-            await asyncio.sleep(0.002)
-        clusters.kill(KILLABLE[run.args.kill.partition("@")[0]])
+        role = run.args.kill.partition("@")[0]
+        sender = await in_mid_transfer(client, "pd-prefill" if role == "local" else "prfaas-")
+        clusters.kill("pd-decode" if role == "decode" else sender)
+
+
+async def in_mid_transfer(client: Client, prefix: str) -> str:
+    """The first worker of this kind that has sent a part of an entry and is not done with it."""
+    sent: dict[str, int] = {}
+    while True:
+        for status in await client.statuses():
+            if status.node_id.startswith(prefix):
+                num_bytes = status.counts.get("sent_bytes", 0)
+                if num_bytes > sent.get(status.node_id, 0) and status.counts["jobs"]:
+                    return status.node_id
+                sent[status.node_id] = num_bytes
 
 
 async def serve_all(run: Run, clusters: Clusters, progress: Progress) -> dict[str, Any]:
     def on_progress(request_id: str, phase: str) -> None:
-        (run.prefilling.add if phase == "prefill" else run.prefilling.discard)(request_id)
         progress.phase(request_id, phase)
 
     def on_watch(watch: Watch) -> None:
@@ -240,7 +256,7 @@ async def serve_all(run: Run, clusters: Clusters, progress: Progress) -> dict[st
     run.started_s = time.monotonic()
     done = {prompt.request_id: asyncio.Event() for prompt in run.prompts}
     helpers = [
-        asyncio.ensure_future(disturb(run, clusters, done)),
+        asyncio.ensure_future(disturb(run, clusters, client, done)),
         asyncio.ensure_future(watch_link()),
     ]
     try:
@@ -295,6 +311,7 @@ def totals_of(run: Run, clusters: Clusters, stats: dict[str, Any], wall_s: float
         "decode_prefilled_tokens": sum(row["decode_prefilled_tokens"] for row in offloaded),
         "shipped_bytes": sum(row["received_bytes"] for row in offloaded),
         "dense_bytes": sum(row["dense_bytes"] for row in offloaded),
+        "relayed_bytes": stats["up_bytes"],
         "egress_bps": 8 * stats["up_bytes"] / max(wall_s, 1e-9),
         "link_bps_true": stats["rate_bps"],
         "link_bps_estimated": run.estimates[-1][1] if run.estimates else None,
@@ -328,8 +345,10 @@ async def run_demo(args: argparse.Namespace, console: Console) -> tuple[Run, dic
             stats = await serve_all(run, clusters, progress)
         wall_s = time.monotonic() - run.started_s
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes end first, then this one
         await clusters.stop()
-    loop.remove_signal_handler(signal.SIGINT)  # nothing is left to end but this process
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     compare(run)
     totals = totals_of(run, clusters, stats, wall_s)
     totals["wall_s"] = time.monotonic() - begun_s
@@ -349,12 +368,18 @@ def series_of(run: Run, stats: dict[str, Any]) -> dict[str, list[tuple[float, fl
 
 def main(args: argparse.Namespace) -> int:
     """Runs the demo as the command line says; returns the exit status."""
+    wrong = check_model(args.model)
+    if wrong is not None:
+        print(
+            f"--model {args.model}: {wrong}; use pocket, random:FAMILY or a folder", file=sys.stderr
+        )
+        return 2
     console = Console(stderr=args.json)
     if not console.is_terminal:
         console = Console(stderr=args.json, width=MIN_WIDTH)
     try:
         run, totals, stats = asyncio.run(run_demo(args, console))
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except asyncio.CancelledError:
         left = multiprocessing.active_children()
         print(f"interrupted; {len(left)} processes left", file=sys.stderr)
         return 130

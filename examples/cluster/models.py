@@ -13,10 +13,19 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import transformers
 
-from prfaas.integrations.transformers import TransformersEngine, random_model
+from prfaas.integrations.transformers import FAMILIES, TransformersEngine, random_model
 
 POCKET = Path(__file__).parents[1] / "pocket_model"
 SEGMENT_TOKENS = 256
+
+
+def check_model(name: str) -> str | None:
+    """What is wrong with a model's name; None if nothing is."""
+    family = name.removeprefix("random:")
+    if family != name:
+        return None if family in FAMILIES else f"random families are {', '.join(FAMILIES)}"
+    folder = POCKET if name == "pocket" else Path(name)
+    return None if (folder / "config.json").is_file() else f"{folder} holds no config.json"
 
 
 def load_model(name: str) -> Any:
@@ -27,8 +36,6 @@ def load_model(name: str) -> Any:
     if name.startswith("random:"):
         return random_model(name.removeprefix("random:"))
     folder = POCKET if name == "pocket" else Path(name)
-    if not (folder / "config.json").is_file():
-        raise SystemExit(f"no model at {folder}: use pocket, random:FAMILY, or a model folder")
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

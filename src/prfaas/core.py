@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterable
 from typing import NewType
 
@@ -119,19 +120,32 @@ class Request:
     request_id: RequestId = attrs.field()
     tokens: tuple[int, ...] = attrs.field(converter=_prompt, repr=lambda t: f"<{len(t)} tokens>")
     max_new_tokens: int = attrs.field(default=16, validator=_positive)
-    tenant: str = ""
+    tenant: str = attrs.field(default="")
     deadline_s: float = attrs.field(default=60.0)
-    return_logits: bool = False
+    return_logits: bool = attrs.field(default=False)
 
     @request_id.validator
     def _check_id(self, _: object, value: str) -> None:
         if not isinstance(value, str) or not value:
             raise RequestError(f"request_id is {value!r}; it must be a non-empty string")
 
+    @tenant.validator
+    def _check_tenant(self, _: object, value: object) -> None:
+        if not isinstance(value, str):
+            raise RequestError(f"tenant is {value!r}; it must be a string")
+
     @deadline_s.validator
     def _check_deadline(self, _: object, value: float) -> None:
-        if not value > 0:
-            raise RequestError(f"deadline_s is {value!r}; it must be greater than 0")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= sys.float_info.max:
+            raise RequestError(
+                f"deadline_s is {value!r}; it must be a finite number of seconds greater than 0"
+            )
+
+    @return_logits.validator
+    def _check_return_logits(self, _: object, value: object) -> None:
+        if not isinstance(value, bool):
+            raise RequestError(f"return_logits is {value!r}; it must be True or False")
 
     @property
     def num_tokens(self) -> int:

@@ -19,11 +19,11 @@ TCP = "tcp://127.0.0.1:0"
 INPROC = "inproc://conformance"
 
 
-def test_inproc() -> None:
+def test_h12_inproc_with_every_size() -> None:
     asyncio.run(check_transport(InProcTransport({}), INPROC, large=True))
 
 
-def test_tcp() -> None:
+def test_h12_tcp_with_every_size() -> None:
     asyncio.run(check_transport(TcpTransport(), TCP, large=True))
 
 

@@ -21,6 +21,7 @@ from prfaas.errors import (
     RequestError,
 )
 from prfaas.runtime.gateway import GatewayConfig
+from prfaas.seams import RoutingDecision, Span
 from prfaas.transport.tcp import TcpConfig, TcpTransport
 from toys import (
     LOCAL,
@@ -69,6 +70,85 @@ async def test_toys_give_the_answer_of_one_engine(route: str, handoff: Handoff) 
         one = a_request(max_new_tokens=1)
         check_answer(await d.gateway.generate(one), one)
         await check_serves(d)
+
+
+@in_loop
+async def test_layers_travel_while_later_ones_are_computed() -> None:
+    async with toys(names=("remote", "decode"), options={"remote": {"put_bytes": 1}}) as d:
+        node = d.nodes["remote"]
+        pause = Pause(node.engine, "prefill", 3)
+        request = a_request()
+        generating = start(d, request)
+        await pause.reached()
+        num_tokens = 2 * node.engine.segment_tokens
+        rows = [layer for layer in node.spec.layers if layer is not None and layer.is_token_kind]
+        ready_bytes = sum(layer.entry_bytes(num_tokens) for layer in rows)
+        await until(lambda: node.counters["sent_bytes"] == ready_bytes)
+        pause.release()
+        check_answer(await generating, request)
+        await check_serves(d)
+
+
+@in_loop
+async def test_an_entry_crosses_the_link_between_the_clusters() -> None:
+    async with toys(transport=TcpTransport, pool_bytes=1 << 20, link_bps=1e9) as d:
+        request = a_request(2000)
+        generation = await d.gateway.generate(request)
+        check_answer(generation, request)
+        carried_bytes = sum(relay.stats()["up_bytes"] for relay in d.relays)
+        received_bytes = generation.record["received_bytes"]
+        assert 0 < received_bytes <= carried_bytes
+        await check_serves(d)
+
+
+@in_loop
+async def test_the_gateway_knows_which_tenant_has_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with toys(names=("decode",), roles={"decode": Role.MIXED}) as d:
+        decisions = decisions_of(d, monkeypatch)
+        for tenant in ("one", "one", "two"):
+            await d.gateway.generate(a_request(tenant=tenant))
+            await index_is_current(d)
+        assert [decision.cached_tokens > 0 for decision in decisions] == [False, True, False]
+        assert [decision.held_tokens > 0 for decision in decisions] == [False, True, False]
+        await check_serves(d)
+
+
+@in_loop
+async def test_an_index_that_missed_events_learns_them_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with toys(names=("decode",), roles={"decode": Role.MIXED}) as d:
+        decisions = decisions_of(d, monkeypatch)
+        with monkeypatch.context() as lost:
+            lost.setattr(d.workers["decode"]._reports, "cache", lambda: None)
+            await d.gateway.generate(a_request())
+            assert d.nodes["decode"].cache.take_events()
+        await d.gateway.generate(a_request(seed=1))
+        await index_is_current(d)
+        await until(lambda: not d.ledger.needs_resync("decode"))
+        await d.gateway.generate(a_request())
+        assert decisions[-1].cached_tokens > 0
+        await check_serves(d)
+
+
+def decisions_of(d: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[RoutingDecision]:
+    """Those that are made from now on."""
+    decisions: list[RoutingDecision] = []
+    admit = d.ledger.admit
+
+    def note(decision: RoutingDecision) -> None:
+        decisions.append(decision)
+        admit(decision)
+
+    monkeypatch.setattr(d.ledger, "admit", note)
+    return decisions
+
+
+async def index_is_current(d: Deployment) -> None:
+    """The gateway has heard of all changes; what is said on a line keeps its order."""
+    for worker in d.workers.values():
+        worker._reports.cache()
+    await d.gateway.statuses()
 
 
 # A node dies.
@@ -267,9 +347,9 @@ async def test_H20_a_deadline_frees_every_node(stage: str) -> None:
 
 
 @in_loop
-async def test_a_request_may_have_all_the_time_there_is() -> None:
+async def test_a_request_may_have_any_time() -> None:
     async with toys() as d:
-        await check_serves(d, deadline_s=float("inf"))
+        await check_serves(d, deadline_s=1e12)
 
 
 @in_loop
@@ -398,6 +478,23 @@ async def test_memory_is_not_given_back_while_a_put_reads_it() -> None:
         held.quiet.set()
         held.gate.set()
         await d.settle()
+        await check_serves(d)
+
+
+@in_loop
+async def test_a_late_put_of_a_cancelled_transfer_is_refused() -> None:
+    async with held_toys(names=("remote", "decode")) as (d, held):
+        generating = start(d, a_request())
+        await held.holds()
+        (job,) = d.workers["decode"]._jobs.values()
+        window = job._window
+        generating.cancel()
+        await d.settle()
+        d.check_empty()
+        held.gate.set()
+        (line,) = d.workers["remote"]._peers._lines.values()
+        with pytest.raises(PutRefused, match="has withdrawn"):
+            await line.channel.put(window, 0, d.nodes["remote"].memory, [Span(0, 16)])
         await check_serves(d)
 
 

@@ -79,6 +79,7 @@ def test_every_output_is_identical_and_nothing_leaks() -> None:
     assert totals["shipped_bytes"] * 2 < totals["dense_bytes"]
     assert totals["link_bps_true"] == 200e6
     assert totals["link_bps_estimated"] is not None
+    assert totals["relayed_bytes"] >= totals["shipped_bytes"]
 
 
 def test_a_worker_killed_in_mid_transfer_loses_no_request() -> None:
@@ -86,6 +87,7 @@ def test_a_worker_killed_in_mid_transfer_loses_no_request() -> None:
     assert status == 0, totals
     assert totals["identical"] == totals["total"]
     assert totals["retried"] >= 1
+    assert totals["offloaded"] >= 4
     assert not totals["errors"]
 
 
@@ -116,7 +118,14 @@ def test_ctrl_c_ends_every_process() -> None:
 
 
 def test_wrong_arguments_are_refused_at_once() -> None:
-    process = start("--link-mbps", "-3")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "greater than 0" in err
+    for options, message in (
+        (("--link-mbps", "-3"), "greater than 0"),
+        (("--deadline-s", "0"), "greater than 0"),
+        (("--model", "random:gpt"), "random families are kimi_linear"),
+        (("--model", "nowhere"), "holds no config.json"),
+    ):
+        process = start(*options)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert message in err
+        assert "Traceback" not in err

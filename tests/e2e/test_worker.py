@@ -90,6 +90,7 @@ async def test_a_worker_introduces_itself_and_reports_to_every_gateway() -> None
         for raw in (one, two):
             if not any(isinstance(m, CacheChanged) for m in raw.heard):
                 await raw.hear(CacheChanged)
+        await d.settle()
         await two.say(AskStatus())
         status = await two.hear(Status)
         one.channel.abort()

@@ -22,8 +22,10 @@ from prfaas.transport.tcp import TcpConfig, TcpTransport
         ("tcp://127.0.0.1:0", "127.0.0.1", 0),
         ("127.0.0.1:7070", "127.0.0.1", 7070),
         ("127.0.0.1", "127.0.0.1", 0),
+        ("127.0.0.1:0", "127.0.0.1", 0),
         ("localhost:0", "localhost", 0),
         ("tcp://[::1]:0", "::1", 0),
+        ("[::1]:0", "::1", 0),
         ("[::1]:65535", "::1", 65535),
         ("[::1]", "::1", 0),
         ("::1", "::1", 0),
@@ -33,7 +35,7 @@ from prfaas.transport.tcp import TcpConfig, TcpTransport
         ("tcp://node-7.cluster.example:1", "node-7.cluster.example", 1),
     ],
 )
-def test_forms_that_are_read(text: str, host: str, port: int) -> None:
+def test_h30_forms_that_are_read(text: str, host: str, port: int) -> None:
     address = parse(text)
     assert address == Address("tcp", host, port)
     assert parse(str(address)) == address

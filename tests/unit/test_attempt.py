@@ -53,13 +53,20 @@ class Far:
 class Case:
     """An attempt between two workers, and everything that they could say."""
 
-    def __init__(self, *, local: bool = False, num_new: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        local: bool = False,
+        num_new: int = 3,
+        num_tokens: int = 90,
+        handoff: Handoff = Handoff.AFTER_PROMPT,
+    ) -> None:
         self.phases: list[str] = []
-        self.request = a_request(max_new_tokens=num_new)
+        self.request = a_request(num_tokens, max_new_tokens=num_new)
         self.attempt = Attempt(
             self.request,
             toy_spec(),
-            Handoff.AFTER_PROMPT,
+            handoff,
             lambda _, phase: self.phases.append(phase),
             lambda: 0.0,
         )
@@ -117,10 +124,10 @@ class Case:
     def token(self, index: int) -> Token:
         return Token(**self.of, index=index, token=50 + index, logits=b"")
 
-    def finished(self) -> Finished:
+    def finished(self, *, decode_prefilled_tokens: int = 0) -> Finished:
         zeros = dict.fromkeys(("received_bytes", "expected_bytes", "held_tokens"), 0)
-        more = {"decode_prefilled_tokens": 0, "decode_wait_s": 0.0, "decode_step_s": 0.0}
-        return Finished(**self.of, **zeros, **more)
+        more = {"decode_wait_s": 0.0, "decode_step_s": 0.0}
+        return Finished(**self.of, **zeros, **more, decode_prefilled_tokens=decode_prefilled_tokens)
 
     def sent(self) -> Sent:
         return Sent(**self.of, sent_bytes=1, transfer_s=0.25)
@@ -159,6 +166,34 @@ async def test_an_answer_does_not_wait_for_timings(
     assert generation.tokens == (50,)
     assert generation.record["transfer_s"] is None
     assert case.phases == ["prefill", "transfer", "done"]
+
+
+@pytest.mark.parametrize(("replayed_tokens", "offloaded"), [(0, True), (1, True), (2, False)])
+@in_loop
+async def test_a_prompt_that_the_decode_node_computed_was_not_offloaded(
+    replayed_tokens: int, offloaded: bool
+) -> None:
+    case = Case(num_new=1)
+    running = await case.sent_off()
+    case.says(case.prefill, case.prefilled())
+    case.says(case.prefill, case.sent())
+    case.says(case.decode, case.finished(decode_prefilled_tokens=replayed_tokens))
+    record = (await running).record
+    assert record["offloaded"] is offloaded
+    assert record["decode_prefilled_tokens"] == replayed_tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{"local": True}, {"num_tokens": 1, "handoff": Handoff.BEFORE_LAST}], ids=str
+)
+@in_loop
+async def test_where_nothing_is_shipped_nothing_is_offloaded(options: dict[str, Any]) -> None:
+    case = Case(num_new=1, **options)
+    running = case.start()
+    assert isinstance(await case.decode.hear(), Generate)
+    case.says(case.decode, case.prefilled())
+    case.says(case.decode, case.finished())
+    assert (await running).record["offloaded"] is False
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])

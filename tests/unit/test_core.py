@@ -48,6 +48,16 @@ def test_a_request_keeps_its_prompt_as_a_tuple() -> None:
         ({"max_new_tokens": 0}, "at least 1"),
         ({"max_new_tokens": 1.5}, "whole number"),
         ({"deadline_s": 0}, "greater than 0"),
+        ({"deadline_s": float("nan")}, "deadline_s is nan; it must be a finite number"),
+        ({"deadline_s": float("inf")}, "finite"),
+        ({"deadline_s": 10**400}, "finite"),
+        ({"deadline_s": True}, "deadline_s is True"),
+        ({"deadline_s": "5"}, "deadline_s is '5'"),
+        ({"deadline_s": None}, "deadline_s is None"),
+        ({"tenant": None}, "tenant is None; it must be a string"),
+        ({"tenant": b"acme"}, "tenant is b'acme'"),
+        ({"return_logits": 1}, "return_logits is 1; it must be True or False"),
+        ({"return_logits": "no"}, "return_logits is 'no'"),
     ],
 )
 def test_a_bad_request_is_refused_with_the_value_and_the_limit(
@@ -57,6 +67,11 @@ def test_a_bad_request_is_refused_with_the_value_and_the_limit(
         request(**changes)
     assert isinstance(caught.value, PrfaasError)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("deadline_s", [1, 0.5, 1e9])
+def test_a_deadline_is_any_real_number_of_seconds(deadline_s: float) -> None:
+    assert request(deadline_s=deadline_s).deadline_s == deadline_s
 
 
 def test_roles_admit_what_they_say() -> None:

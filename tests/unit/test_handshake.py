@@ -26,7 +26,7 @@ OURS = Hello(node_id=NodeId("a"), epoch=3, fingerprint=b"\x01" * 16, model="kimi
 
 HELLOS = st.builds(
     Hello,
-    node_id=st.text(max_size=300).map(NodeId),
+    node_id=st.text(min_size=1, max_size=300).map(NodeId),
     epoch=st.integers(0, 2**63 - 1),
     fingerprint=st.binary(max_size=64),
     model=st.text(max_size=100),
@@ -77,6 +77,7 @@ def test_deep_nesting_is_a_remote_protocol_error() -> None:
         {"epoch": "3"},
         {"fingerprint": bytes(65)},
         {"node_id": "x" * 1025},
+        {"node_id": ""},
         {"granule_tokens": 0},
         {"handoff": "whenever"},
         {"num_connections": 65},

@@ -11,6 +11,7 @@ from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.errors import ConfigError
 from prfaas.runtime.gateway import GatewayConfig
 from prfaas.runtime.node import Node, WorkerConfig
+from prfaas.seams import Hello
 from prfaas.store import HostArena, PoolMemory
 from prfaas.testing.engine import FakeEngine, toy_spec
 
@@ -38,12 +39,52 @@ def a_worker(**options: Any) -> WorkerConfig:
         ({"put_bytes": 0}, "put_bytes is 0"),
         ({"put_bytes": (64 << 20) + 1}, "put_bytes at most 67108864"),
         ({"max_requests": 0}, "max_requests 0"),
+        ({"lease_s": float("nan")}, "lease_s is nan"),
+        ({"report_s": 0.0}, r"report_s 0\.0; they must be above 0"),
+        ({"node_id": ""}, "node_id is ''; it must be a non-empty string"),
+        ({"node_id": None}, "node_id is None"),
+        ({"cluster_id": ""}, "cluster_id is ''; it must be a non-empty string"),
+        ({"kind": "pd"}, r"kind is 'pd'; use ClusterKind\.PRFAAS or ClusterKind\.PD"),
+        ({"role": "mixed"}, r"role is 'mixed'; use Role\.PREFILL"),
+        ({"epoch": -1}, "epoch is -1; it must be a whole number that fits 63 bits"),
+        ({"epoch": 2**63}, "epoch is 9223372036854775808"),
+        ({"epoch": 1.0}, r"epoch is 1\.0"),
+        ({"handoff": "after_prompt"}, r"handoff is 'after_prompt'; use Handoff\.AFTER_PROMPT"),
         ({"kind": ClusterKind.PRFAAS}, "has role mixed; such clusters only prefill"),
     ],
 )
 def test_wrong_settings_of_a_worker(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         a_worker(**options)
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    a_worker(epoch=0, lease_s=3600.0, put_bytes=1, max_requests=1)
+    a_worker(epoch=2**63 - 1, put_bytes=64 << 20)
+    GatewayConfig(max_attempts=1, retry_s=0.0, max_retry_s=0.0)
+    a_hello(node_id="n" * 1024, fingerprint=bytes(64), granule_tokens=1)
+
+
+def a_hello(**options: Any) -> Hello:
+    return Hello(**({"node_id": NodeId("n"), "epoch": 1, "fingerprint": b"f"} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"node_id": ""}, "node_id is ''; it must be a string of 1 to 1024 characters"),
+        ({"node_id": "n" * 1025}, "node_id is 'n{64}'; it must be"),
+        ({"node_id": None}, "node_id is 'None'"),
+        ({"fingerprint": bytes(65)}, "fingerprint has 65 bytes, at most 64"),
+        ({"granule_tokens": 0}, "granule_tokens is 0; it must be a whole number from 1"),
+        ({"granule_tokens": 2**31 + 1}, "granule_tokens is 2147483649"),
+        ({"granule_tokens": 16.0}, r"granule_tokens is 16\.0"),
+        ({"handoff": "before_last"}, r"handoff is 'before_last'; use Handoff\.AFTER_PROMPT"),
+    ],
+)
+def test_a_hello_that_no_greeting_can_carry(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        a_hello(**options)
 
 
 def test_only_pd_nodes_change_their_role() -> None:

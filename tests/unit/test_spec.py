@@ -159,6 +159,15 @@ def test_a_receiver_holds_from_none_to_all_of_the_tokens(n, held):
         HYBRID.kv_bytes_delta(n, held)
 
 
+@pytest.mark.parametrize("n", [1.5, True, "5", None, -1])
+def test_a_length_is_a_whole_number(n):
+    with pytest.raises(ConfigError, match=f"num_tokens is {n!r}; a length is a whole number"):
+        HYBRID.kv_bytes(n)
+    for layer in (FULL, MLA, WINDOW, STATE):
+        with pytest.raises(ConfigError, match="whole number"):
+            layer.entry_bytes(n)
+
+
 def test_the_dense_equivalent_copies_the_models_own_full_layer():
     dense = HYBRID.as_full_attention()
     assert [layer == FULL for layer in dense.layers] == [

@@ -1,8 +1,9 @@
-"""Which step an engine runs next: pure, so that a simulator can use it too."""
+"""Which step an engine runs next, and how far: pure, so that a simulator can use it too."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import attrs
 
@@ -21,6 +22,20 @@ class DecodeStep:
     """Run one decode step of this request."""
 
     key: str
+
+
+def segment_ends(
+    start: int, stop: int, segment_tokens: int, checkpoints: Iterable[int] = ()
+) -> list[int]:
+    """Where the prefill segments of tokens [start, stop) end, in order.
+
+    They end on multiples of ``segment_tokens`` counted from token 0, not from ``start``: a resumed
+    prefill then runs the very segments of an uninterrupted one. Checkpoints inside and ``stop``
+    end a segment too.
+    """
+    first = start - start % segment_tokens + segment_tokens
+    ends = {*range(first, stop, segment_tokens), stop, *checkpoints}
+    return sorted(end for end in ends if start < end <= stop)
 
 
 class StepSchedule:

@@ -67,6 +67,7 @@ class DecodeJob(Job):
         self._layout = EntryLayout(node.spec, self._num_shipped, self._held_tokens)
         self._line: Line | None = None
         self._window: WindowRef | None = None
+        self._landed_bytes: int | None = None
         self._done: Done | None = None
         self._num_replayed = 0
         self._stream = TokenStream(self)
@@ -142,8 +143,7 @@ class DecodeJob(Job):
             case OpenWindow():
                 self._open_window()
             case CloseWindow():
-                if self._line is not None and self._window is not None:
-                    await self._line.channel.withdraw(self._window)
+                await self._close_window()
             case InstallEntry():
                 await self._install()
             case ReleaseEntry():
@@ -163,6 +163,11 @@ class DecodeJob(Job):
             self.peer_lost(str(error))
         else:
             self._transfer.feed(WindowOpened(self._window))
+
+    async def _close_window(self) -> None:
+        if self._line is not None and self._window is not None:
+            window, self._window = self._window, None
+            self._landed_bytes = await self._line.channel.withdraw(window)
 
     async def _install(self) -> None:
         node = self.node
@@ -190,6 +195,9 @@ class DecodeJob(Job):
 
     @property
     def _received_bytes(self) -> int:
+        """What landed here, or what the sender says where the fabric does not tell."""
+        if self._landed_bytes is not None:
+            return self._landed_bytes
         return 0 if self._done is None else self._done.sent_bytes
 
     def _transfer_ended(self, ended: Ended) -> None:

@@ -54,7 +54,8 @@ class Fleet:
         balancer: says which role each worker should have.
         controller: gets the band of the balancer's plan, if there is one.
         transport, hello: to dial with.
-        register_s, silence_s: see `GatewayConfig`.
+        register_s: a worker must introduce itself within this time.
+        max_silent_ticks: a worker that says nothing for so many, although asked, is given up.
         clock: monotonic seconds.
         on_said: called with what a worker says about a request.
         on_lost: called when a worker is taken out of service, and why.
@@ -70,7 +71,7 @@ class Fleet:
         transport: Transport,
         hello: Hello,
         register_s: float,
-        silence_s: float,
+        max_silent_ticks: int,
         clock: Callable[[], float],
         on_said: OnSaid,
         on_lost: OnLost,
@@ -82,12 +83,12 @@ class Fleet:
         self._transport = transport
         self._hello = hello
         self._register_s = register_s
-        self._silence_s = silence_s
+        self._max_silent_ticks = max_silent_ticks
         self._clock = clock
         self._on_said = on_said
         self._on_lost = on_lost
         self._links: dict[NodeId, WorkerLink] = {}
-        self._heard_s: dict[NodeId, float] = {}
+        self._num_silent_ticks: dict[NodeId, int] = {}
         self._tasks = Tasks()
         self._statuses: dict[NodeId, asyncio.Future[Status]] = {}
         self._resyncing: set[NodeId] = set()
@@ -135,13 +136,18 @@ class Fleet:
         answers = [f.result() for f in asked if f.done() and not f.cancelled()]
         return tuple(sorted(answers, key=lambda status: status.node_id))
 
-    def ask_silent(self, now: float) -> None:
-        """Gives up workers whose process stands still, which no connection shows."""
+    def tick(self) -> None:
+        """Gives up workers whose process stands still, which no connection shows.
+
+        Counts calls and not seconds: if it is the gateway that stood still, their answers wait.
+        """
         for link in tuple(self._links.values()):
-            silent_s = now - self._heard_s[link.node_id]
-            if silent_s > self._silence_s:
-                self._lose(link, f"{link.node_id} said nothing for {silent_s:.1f} s")
-            elif silent_s > self._silence_s / 2:
+            num_ticks = self._num_silent_ticks[link.node_id] = (
+                self._num_silent_ticks[link.node_id] + 1
+            )
+            if num_ticks > self._max_silent_ticks:
+                self._lose(link, f"{link.node_id} said nothing for {num_ticks - 1} ticks")
+            elif num_ticks > self._max_silent_ticks // 2:
                 with suppress(TransportError):  # then its reader is about to lose it
                     link.line.post(AskStatus())
 
@@ -180,7 +186,7 @@ class Fleet:
             self._ledger.node_down(NodeDown(node_id=node.node_id, epoch=node.epoch))
             raise
         self._links[node.node_id] = link
-        self._heard_s[node.node_id] = self._clock()
+        self._num_silent_ticks[node.node_id] = 0
         self._tasks.spawn(self._read(link))
         self._apply_plan()
 
@@ -188,7 +194,7 @@ class Fleet:
         try:
             while True:
                 message = decode(await link.line.receive())
-                self._heard_s[link.node_id] = self._clock()
+                self._num_silent_ticks[link.node_id] = 0
                 self._dispatch(link, message)
         except (TransportError, RemoteProtocolError) as error:
             self._lose(link, str(error))

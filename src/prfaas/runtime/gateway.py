@@ -7,6 +7,7 @@ counts.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from random import Random
@@ -60,8 +61,8 @@ class GatewayConfig:
                 f"{self.max_retry_s}; they need max_attempts >= 1 and 0 <= retry_s <= max_retry_s"
             )
         for name in ("register_s", "silence_s", "tick_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number above 0")
 
 
 class Gateway:
@@ -110,7 +111,7 @@ class Gateway:
             transport=transport,
             hello=hello,
             register_s=self._config.register_s,
-            silence_s=self._config.silence_s,
+            max_silent_ticks=math.ceil(self._config.silence_s / self._config.tick_s),
             clock=clock,
             on_said=self._hear,
             on_lost=self._lose,
@@ -271,6 +272,6 @@ class Gateway:
             await asyncio.sleep(self._config.tick_s)
             now = self._clock()
             self._ledger.observe_link((), now)
-            self._fleet.ask_silent(now)
+            self._fleet.tick()
             if self._controller is not None:
                 self._controller.update(self._ledger, now)

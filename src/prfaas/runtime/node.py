@@ -53,24 +53,49 @@ class WorkerConfig:
             same cores that move bytes; 0 leaves it alone.
     """
 
-    node_id: NodeId
-    cluster_id: ClusterId
-    kind: ClusterKind
+    node_id: NodeId = attrs.field()
+    cluster_id: ClusterId = attrs.field()
+    kind: ClusterKind = attrs.field()
     role: Role = attrs.field()
-    epoch: int = 1
-    handoff: Handoff = Handoff.AFTER_PROMPT
+    epoch: int = attrs.field(default=1)
+    handoff: Handoff = attrs.field(default=Handoff.AFTER_PROMPT)
     lease_s: float = 30.0
     put_bytes: int = 512 << 10
     max_requests: int = 256
     report_s: float = 0.1
     engine_niceness: int = 0
 
+    @node_id.validator
+    @cluster_id.validator
+    def _check_name(self, attribute: attrs.Attribute[str], value: str) -> None:
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{attribute.name} is {value!r}; it must be a non-empty string")
+
+    @kind.validator
+    def _check_kind(self, _: object, value: ClusterKind) -> None:
+        if not isinstance(value, ClusterKind):
+            raise ConfigError(f"kind is {value!r}; use ClusterKind.PRFAAS or ClusterKind.PD")
+
     @role.validator
     def _check_role(self, _: object, role: Role) -> None:
+        if not isinstance(role, Role):
+            raise ConfigError(f"role is {role!r}; use Role.PREFILL, Role.DECODE or Role.MIXED")
         if not self.allows(role):
             raise ConfigError(
                 f"node {self.node_id!r} of a PRFAAS cluster has role {role.value}; such clusters "
                 f"only prefill"
+            )
+
+    @epoch.validator
+    def _check_epoch(self, _: object, value: int) -> None:
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise ConfigError(f"epoch is {value!r}; it must be a whole number that fits 63 bits")
+
+    @handoff.validator
+    def _check_handoff(self, _: object, value: Handoff) -> None:
+        if not isinstance(value, Handoff):
+            raise ConfigError(
+                f"handoff is {value!r}; use Handoff.AFTER_PROMPT or Handoff.BEFORE_LAST"
             )
 
     def __attrs_post_init__(self) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from prfaas.cache import checkpoint_positions
 from prfaas.core import RequestId, TransferId
 from prfaas.errors import PrfaasError
+from prfaas.policy.schedule import segment_ends
 from prfaas.runtime.job import Job, OnOver
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import Generate, Prefill, Prefilled, Sent, plain_text
@@ -46,7 +47,12 @@ class PrefillJob(Job):
         )
         self._memory: EntryMemory = node.pool.entry(self.reservation)
         self._position = self._start = self.reservation.num_reused_tokens
-        self._ends = self._segment_ends()
+        self._ends = segment_ends(
+            self._start,
+            self._stop,
+            node.engine.segment_tokens,
+            self.reservation.checkpoint_slots,
+        )
         self._admitted_s = node.clock()
         self._started_s: float | None = None
         self._prefilled_s: float | None = None
@@ -136,12 +142,6 @@ class PrefillJob(Job):
         if self._prefilled_s is not None:
             outgoing.finish(self._token)
         return outgoing
-
-    def _segment_ends(self) -> list[int]:
-        step = self.node.engine.segment_tokens
-        first = self._start - self._start % step + step
-        ends = {*range(first, self._stop, step), self._stop, *self.reservation.checkpoint_slots}
-        return sorted(end for end in ends if self._start < end <= self._stop)
 
     def _open(self) -> bool:
         """In the engine's thread."""

@@ -21,6 +21,10 @@ import attrs
 from prfaas.core import PROTOCOL_VERSION, Handoff, NodeId
 from prfaas.errors import ConfigError
 
+MAX_NAME_CHARS = 1024
+MAX_FINGERPRINT_BYTES = 64
+MAX_GRANULE_TOKENS = 2**31
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Memory:
@@ -76,14 +80,22 @@ class Hello:
         protocol_version: version of frames and control messages.
     """
 
-    node_id: NodeId
+    node_id: NodeId = attrs.field()
     epoch: int = attrs.field()
     fingerprint: bytes = attrs.field()
     model: str = ""
-    granule_tokens: int = 64
+    granule_tokens: int = attrs.field(default=64)
     layout: str = "group.layer.token"
-    handoff: Handoff = Handoff.AFTER_PROMPT
+    handoff: Handoff = attrs.field(default=Handoff.AFTER_PROMPT)
     protocol_version: int = PROTOCOL_VERSION
+
+    @node_id.validator
+    def _check_node_id(self, _: object, value: str) -> None:
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME_CHARS:
+            raise ConfigError(
+                f"node_id is {str(value)[:64]!r}; it must be a string of 1 to {MAX_NAME_CHARS} "
+                "characters"
+            )
 
     @epoch.validator
     def _check_epoch(self, _: object, value: int) -> None:
@@ -94,6 +106,26 @@ class Hello:
     def _check_fingerprint(self, _: object, value: bytes) -> None:
         if not isinstance(value, bytes):
             raise ConfigError(f"fingerprint is {value!r}; use the bytes of ModelSpec.fingerprint()")
+        if len(value) > MAX_FINGERPRINT_BYTES:
+            raise ConfigError(
+                f"fingerprint has {len(value)} bytes, at most {MAX_FINGERPRINT_BYTES} can be "
+                "declared; use those of ModelSpec.fingerprint()"
+            )
+
+    @granule_tokens.validator
+    def _check_granule(self, _: object, value: int) -> None:
+        if type(value) is not int or not 1 <= value <= MAX_GRANULE_TOKENS:
+            raise ConfigError(
+                f"granule_tokens is {value!r}; it must be a whole number from 1 to "
+                f"{MAX_GRANULE_TOKENS}, as in ModelSpec"
+            )
+
+    @handoff.validator
+    def _check_handoff(self, _: object, value: Handoff) -> None:
+        if not isinstance(value, Handoff):
+            raise ConfigError(
+                f"handoff is {value!r}; use Handoff.AFTER_PROMPT or Handoff.BEFORE_LAST"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -144,10 +176,14 @@ class Channel(ABC):
         """
 
     @abstractmethod
-    async def withdraw(self, window: WindowRef) -> None:
+    async def withdraw(self, window: WindowRef) -> int | None:
         """Closes a window. When it returns, no byte will be written through it any more; a late put
         is refused. Where only the peer can stop a write, this waits until it has, or breaks the
-        channel. Idempotent, also on a channel that has ended."""
+        channel. Idempotent, also on a channel that has ended.
+
+        Returns the payload bytes that landed through it, repeats included; 0 from the second call
+        on, None where the fabric does not tell its receiver.
+        """
 
     @abstractmethod
     async def put(

@@ -36,9 +36,9 @@ def _check_dtype(instance: object, attribute: attrs.Attribute[Any], value: objec
 
 
 def check_num_tokens(num_tokens: int) -> None:
-    """Refuse a negative length with a ``ConfigError``."""
-    if num_tokens < 0:
-        raise ConfigError(f"num_tokens is {num_tokens}; a length is at least 0")
+    """Refuse anything but a whole number of at least 0 with a ``ConfigError``."""
+    if type(num_tokens) is not int or num_tokens < 0:
+        raise ConfigError(f"num_tokens is {num_tokens!r}; a length is a whole number of at least 0")
 
 
 @attrs.frozen(kw_only=True)

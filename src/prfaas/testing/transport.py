@@ -223,7 +223,7 @@ async def _put_once(sender: Channel, receiver: Channel, size: int, rng: random.R
         landed = target.read()[offset : offset + len(part)]
         _require(landed == part, f"put of {len(part)} bytes returned before they had landed")
     _require(target.untouched(), f"a put of {size} bytes wrote beside its window")
-    await receiver.withdraw(window)
+    _require(await receiver.withdraw(window) in (None, size), f"{size} bytes were miscounted")
 
 
 async def _check_concurrent_puts(ends: Pair) -> None:
@@ -259,7 +259,7 @@ async def _check_refusals(ends: Pair) -> None:
     await ends.near.put(window, 0, source.memory, source.spans)
     _require(target.read() == source.read(), "the channel does not work after refusals")
     await ends.far.withdraw(window)
-    await ends.far.withdraw(window)
+    _require(not await ends.far.withdraw(window), "a window was withdrawn twice")
     call = ends.near.put(window, 0, source.memory, source.spans)
     await _expect(PutRefused, call, "put into a withdrawn window")
 

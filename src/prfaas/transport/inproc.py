@@ -94,8 +94,10 @@ class InProcChannel(Channel):
         self._require_open()
         return self._windows.expose(SpanViews(memory, spans, writable=True))
 
-    async def withdraw(self, window: WindowRef) -> None:
-        self._windows.withdraw(window.token, lambda: None)  # nobody writes between two steps
+    async def withdraw(self, window: WindowRef) -> int:
+        # Nobody writes between two steps of the loop.
+        closed = self._windows.withdraw(window.token, lambda: None)
+        return 0 if closed is None else closed.landed_bytes
 
     async def put(
         self, window: WindowRef, offset: int, memory: Memory, spans: Sequence[Span]
@@ -153,7 +155,7 @@ class InProcChannel(Channel):
             raise put_error(found, offset, num_bytes)
         window, target = found
         copy_views(target, source)
-        self._windows.finish(token, window)
+        self._windows.finish(token, window, landed_bytes=num_bytes)
 
 
 def copy_views(target: Sequence[memoryview], source: Sequence[memoryview]) -> None:

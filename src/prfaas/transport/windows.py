@@ -19,6 +19,7 @@ class Window:
     """A window and its writers; owned by its `WindowTable`."""
 
     views: SpanViews
+    landed_bytes: int = 0
     num_writers: int = 0
     on_idle: list[Callable[[], None]] | None = None  # a list once it is withdrawn
 
@@ -55,18 +56,20 @@ class WindowTable:
             window.num_writers += 1
         return window, window.views.cut(offset, offset + num_bytes)
 
-    def finish(self, token: bytes, window: Window) -> None:
-        """The writer of a `begin` is done, whatever came of it."""
+    def finish(self, token: bytes, window: Window, *, landed_bytes: int = 0) -> None:
+        """The writer of a `begin` is done; ``landed_bytes`` stays 0 if its put failed."""
         with self._lock:
+            window.landed_bytes += landed_bytes
             window.num_writers -= 1
             calls = self._take_idle_calls(token, window)
         for call in calls:
             call()
 
-    def withdraw(self, token: bytes, on_idle: Callable[[], None]) -> None:
+    def withdraw(self, token: bytes, on_idle: Callable[[], None]) -> Window | None:
         """Refuses further puts, and calls ``on_idle`` once when the last writer is done.
 
-        The call comes from this thread or the writer's. Idempotent.
+        The call comes from this thread or the writer's. Idempotent. Returns the window, whose
+        count is final when ``on_idle`` is called; None if there is no such window any more.
         """
         with self._lock:
             window = self._windows.get(token)
@@ -79,6 +82,7 @@ class WindowTable:
                 calls = self._take_idle_calls(token, window)
         for call in calls:
             call()
+        return window
 
     def _take_idle_calls(self, token: bytes, window: Window) -> list[Callable[[], None]]:
         if window.num_writers or window.on_idle is None:

@@ -10,21 +10,27 @@ from msgspec import Meta
 
 from prfaas.core import Handoff, NodeId
 from prfaas.errors import PeerMismatch, RemoteProtocolError
-from prfaas.seams.transport import Hello
+from prfaas.seams.transport import (
+    MAX_FINGERPRINT_BYTES,
+    MAX_GRANULE_TOKENS,
+    MAX_NAME_CHARS,
+    Hello,
+)
 from prfaas.wire.frames import TOKEN_BYTES
 
 MAX_CONNECTIONS = 64
 """Limit of data connections per direction of one channel."""
 
+_Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 _Text = Annotated[str, Meta(max_length=1024)]
 
 
 class _WireGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    node_id: _Text
+    node_id: _Name
     epoch: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    fingerprint: Annotated[bytes, Meta(max_length=64)]
+    fingerprint: Annotated[bytes, Meta(max_length=MAX_FINGERPRINT_BYTES)]
     model: _Text
-    granule_tokens: Annotated[int, Meta(ge=1, le=2**31)]
+    granule_tokens: Annotated[int, Meta(ge=1, le=MAX_GRANULE_TOKENS)]
     layout: _Text
     handoff: Handoff
     protocol_version: Annotated[int, Meta(ge=0, le=2**16)]

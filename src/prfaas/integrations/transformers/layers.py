@@ -12,8 +12,8 @@ Seen with transformers 5.2x, batch 1:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -31,22 +31,6 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 def _tensor(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype)
-
-
-class RowLayer(Protocol):
-    """Copies token rows of one layer between its working cache and the pool."""
-
-    def write(self, layer: Any, spans: Sequence[RowSpan]) -> None: ...
-
-    def read(self, layer: Any, num_tokens: int, spans: Sequence[RowSpan]) -> None: ...
-
-
-class StateLayer(Protocol):
-    """Copies the state of one layer between its working cache and a slot of the pool."""
-
-    def write(self, layer: Any, slot: memoryview) -> None: ...
-
-    def read(self, layer: Any, slot: memoryview) -> None: ...
 
 
 class DynamicRows:
@@ -128,9 +112,14 @@ STATE_LAYERS: dict[str, type[LinearState]] = {"LinearAttentionLayer": LinearStat
 
 def adapter_for(
     layer: object, parts: Sequence[TensorPart], device: torch.device, *, token_kind: bool
-) -> Any:
-    """The adapter of one cache layer. ConfigError if its class is not in the table."""
-    table: dict[str, Any] = dict(ROW_LAYERS if token_kind else STATE_LAYERS)
+) -> DynamicRows | LinearState:
+    """Makes what copies one layer between its working cache and the pool.
+
+    Raises:
+        ConfigError: no table has the layer's class.
+    """
+    table: Mapping[str, type[DynamicRows] | type[LinearState]]
+    table = ROW_LAYERS if token_kind else STATE_LAYERS
     name = type(layer).__name__
     if name not in table:
         raise ConfigError(

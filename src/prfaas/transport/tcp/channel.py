@@ -116,9 +116,9 @@ class TcpChannel(Channel):
         self._require_open()
         return self._windows.expose(SpanViews(memory, spans, writable=True))
 
-    async def withdraw(self, window: WindowRef) -> None:
+    async def withdraw(self, window: WindowRef) -> int:
         idle = asyncio.Event()
-        self._windows.withdraw(window.token, lambda: self._threads.post(idle.set))
+        closed = self._windows.withdraw(window.token, lambda: self._threads.post(idle.set))
         limit_s = self._config.stall_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -126,6 +126,7 @@ class TcpChannel(Channel):
         except TimeoutError:
             self._break(TimeoutError(f"the peer did not finish a put within {limit_s} s"))
             await idle.wait()
+        return 0 if closed is None else closed.landed_bytes
 
     async def put(
         self, window: WindowRef, offset: int, memory: Memory, spans: Sequence[Span]

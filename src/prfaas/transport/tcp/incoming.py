@@ -110,10 +110,12 @@ class LaneReceiver:
             drain(sock, put.num_bytes)
             return found
         window, views = found
+        landed_bytes = 0
         try:
             receive_views(sock, views, put.num_bytes)
             if put.checksum is not None and checksum(views) != put.checksum:
                 return NackReason.CHECKSUM
+            landed_bytes = put.num_bytes
         finally:
-            self._windows.finish(put.token, window)
+            self._windows.finish(put.token, window, landed_bytes=landed_bytes)
         return None
