@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from clusters import Deployment, deployment
-from prfaas.core import NodeId, Request, RequestId
+from prfaas.core import NodeId, Request, RequestId, Role
 from prfaas.errors import ChannelBroken
 from prfaas.runtime.attempt import Generation
 from prfaas.runtime.gateway import GatewayConfig
@@ -234,3 +234,22 @@ def work(name: str = "raw", num_tokens: int = 40, **fields: Any) -> dict[str, An
         "max_new_tokens": 2,
         "deadline_s": 10.0,
     } | fields
+
+
+ROUTES = {
+    "remote": {"threshold": REMOTE},
+    "local": {"threshold": LOCAL},
+    "mixed": {"threshold": LOCAL, "names": ("decode",), "roles": {"decode": Role.MIXED}},
+}
+
+
+def start(d: Deployment, request: Request) -> asyncio.Task[Any]:
+    return asyncio.create_task(d.gateway.generate(request))
+
+
+async def check_serves(d: Deployment, **options: Any) -> None:
+    """A probe gets its answer, and nothing is left of anything."""
+    request = a_request(**({"seed": 99} | options))
+    check_answer(await d.gateway.generate(request), request)
+    await d.settle()
+    d.check_empty()

@@ -42,12 +42,12 @@ from tcp_kit import ANY, opened, run, until, whole
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_bytes_have_landed_when_a_put_returns() -> None:
+def test_h11_bytes_have_landed_when_a_put_returns() -> None:
     async def main() -> None:
         rng = random.Random(11)
         size = round(2.4 * (1 << 20))
         async with opened() as (near, far):
-            for _ in range(60):
+            for _ in range(200):
                 data = rng.randbytes(size)
                 target = bytearray(size)
                 window = far.expose(*whole(target))
