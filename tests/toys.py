@@ -138,7 +138,7 @@ class HeldChannel(InProcChannel):
     gate: asyncio.Event
     quiet: asyncio.Event
     num_held: list[int]
-    errors: list[Exception]
+    errors: list[Exception | None]
 
     async def put(
         self, window: WindowRef, offset: int, memory: Memory, spans: Sequence[Span]
@@ -147,7 +147,10 @@ class HeldChannel(InProcChannel):
         try:
             await self.gate.wait()
             if self.errors:
-                raise self.errors.pop()
+                error = self.errors.pop()
+                if error is None:
+                    return
+                raise error
             await super().put(window, offset, memory, spans)
         except asyncio.CancelledError:
             await self.quiet.wait()
@@ -160,7 +163,7 @@ class HeldTransport(InProcTransport):
     Attributes:
         gate: lets puts through.
         quiet: lets cancelled puts end; set at first.
-        errors: what the next puts raise.
+        errors: what the next puts raise; None sends nothing and says that it did.
         num_held: counts puts.
     """
 
@@ -170,7 +173,7 @@ class HeldTransport(InProcTransport):
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.num_held = [0]
-        self.errors: list[Exception] = []
+        self.errors: list[Exception | None] = []
 
     async def connect(self, address: str, hello: Hello) -> Channel:
         channel: Any = await super().connect(address, hello)

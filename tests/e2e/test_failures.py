@@ -444,6 +444,19 @@ async def test_puts_that_fail(case: str) -> None:
 
 
 @in_loop
+async def test_an_entry_that_is_only_said_to_be_complete_is_not_installed() -> None:
+    async with held_toys() as (d, held):
+        held.errors.append(None)
+        held.gate.set()
+        request = a_request()
+        generation = await d.gateway.generate(request)
+        check_answer(generation, request)
+        assert generation.record["attempts"] == 2
+        assert generation.record["prefill_node"] == "local"
+        await check_serves(d)
+
+
+@in_loop
 async def test_memory_is_not_given_back_while_a_put_reads_it() -> None:
     async with held_toys(names=("remote", "decode")) as (d, held):
         held.quiet.clear()

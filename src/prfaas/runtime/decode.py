@@ -171,6 +171,14 @@ class DecodeJob(Job):
 
     async def _install(self) -> None:
         node = self.node
+        if self._received_bytes < self._layout.num_bytes:
+            reason = (
+                f"{self._prefill_node} said that the entry is complete, but "
+                f"{self._received_bytes} of {self._layout.num_bytes} bytes landed"
+            )
+            self.fail(reason, at_fault=self._prefill_node)
+            self.cancel(reason, EndCode.PROTOCOL)
+            return
         try:
             installed = await self.in_engine(self._open)
         except Exception as error:
