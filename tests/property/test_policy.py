@@ -26,6 +26,7 @@ from prfaas.policy import (
 )
 from prfaas.seams import (
     CacheEvent,
+    ChangePhase,
     Delivery,
     NodeDown,
     NodeHit,
@@ -594,7 +595,12 @@ def test_no_cluster_with_nodes_is_left_without_a_role(
         elif what == "down":
             balancer.observe(NodeDown(node_id=node_id, epoch=epoch), 0.0)
         else:
-            balancer.observe(RoleChanged(node_id=node_id, plan_epoch=epoch, ok=False), 0.0)
+            balancer.observe(
+                RoleChanged(
+                    node_id=node_id, plan_epoch=epoch, role=Role.PREFILL, phase=ChangePhase.FAILED
+                ),
+                0.0,
+            )
         balancer.check()
         plan = balancer.plan(0.0)
         assert plan.epoch == last.epoch + (plan.roles != last.roles)

@@ -5,7 +5,7 @@ import pytest
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.errors import ConfigError
 from prfaas.policy import FixedRoles
-from prfaas.seams import NodeDown, NodeUp, RoleChanged
+from prfaas.seams import ChangePhase, NodeDown, NodeUp, RoleChanged
 
 P1, P2, D1, R1 = (NodeId(name) for name in ("p1", "p2", "d1", "r1"))
 BASELINE = {P1: Role.PREFILL, P2: Role.PREFILL, D1: Role.DECODE}
@@ -102,8 +102,8 @@ def test_the_epoch_grows_only_when_the_plan_changes() -> None:
         up(P1),
         up(P1, epoch=2),
         NodeDown(node_id=NodeId("stranger"), epoch=1),
-        RoleChanged(node_id=P1, plan_epoch=plan.epoch, ok=True),
-        RoleChanged(node_id=P1, plan_epoch=plan.epoch, ok=False),
+        RoleChanged(node_id=P1, plan_epoch=plan.epoch, role=Role.PREFILL, phase=ChangePhase.DONE),
+        RoleChanged(node_id=P1, plan_epoch=plan.epoch, role=Role.PREFILL, phase=ChangePhase.FAILED),
     ):
         observe(balancer, event)
         assert balancer.plan(9.0) is plan

@@ -20,17 +20,25 @@ FLOOR = {
     "transfer": 2,
     "wire": 2,
     "policy": 2,
+    "workload": 3,
+    "traces": 3,
+    "simulator": 3,
+    "paper": 3,
     "store": 4,
     "transport": 4,
     "kernels": 4,
     "testing": 4,
     "runtime": 5,
     "integrations": 6,
+    "cli": 6,
+    "__main__": 6,
     "__init__": 6,
 }
 WITHIN = {
     ("core", "errors"),
     ("seams", "spec"),
+    ("traces", "workload"),
+    ("simulator", "workload"),
 }
 """Edges allowed inside one floor: (importer, imported)."""
 

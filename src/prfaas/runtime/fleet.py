@@ -32,6 +32,7 @@ from prfaas.runtime.messages import (
 from prfaas.runtime.tasks import Tasks, report
 from prfaas.seams import (
     CacheEvent,
+    ChangePhase,
     Delivery,
     Hello,
     NodeDown,
@@ -258,7 +259,13 @@ class Fleet:
         now = self._clock()
         ok = self._balancer.plan(now).roles.get(link.node_id, role) is role
         self._balancer.observe(
-            RoleChanged(node_id=link.node_id, plan_epoch=message.plan_epoch, ok=ok), now
+            RoleChanged(
+                node_id=link.node_id,
+                plan_epoch=message.plan_epoch,
+                role=role,
+                phase=ChangePhase.DONE if ok else ChangePhase.FAILED,
+            ),
+            now,
         )
         self.changed.set()
 

@@ -1,10 +1,10 @@
-"""The Router and RoleBalancer seams, and the values they exchange. Pure and synchronous."""
+"""The Router seam and the values it exchanges. Pure and synchronous."""
 
 from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
@@ -43,6 +43,10 @@ class RouteReason(enum.Enum):
     LONG = "long"  # uncached tokens > t
     REMOTE_DOWN = "remote_down"  # longer than t, but no PRFAAS node can take it
     LOCAL_DOWN = "local_down"  # at most t, but no PD node can prefill
+    REMOTE_FULL = "remote_full"  # longer than t, but every PRFAAS node is at its limit
+    LINK_DOWN = "link_down"  # longer than t, but the link carries nothing
+    CHEAPER_LOCAL = "cheaper_local"  # a router without t found the PD cluster cheaper
+    CHEAPER_REMOTE = "cheaper_remote"  # and here the PRFAAS cluster
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +59,8 @@ class NodeView:
         queued_tokens: uncached prompt tokens admitted there and not yet prefilled.
         prefill_tokens_per_s: measured prefill rate; None before the first measurement.
         decode_step_s: measured time of one decode step; None before the first.
+        is_draining: it still works off its earlier role, and takes nothing new until it is done.
+        max_active: requests that it admits at a time; None if it does not say.
     """
 
     node_id: NodeId
@@ -66,6 +72,18 @@ class NodeView:
     queued_tokens: int
     prefill_tokens_per_s: float | None
     decode_step_s: float | None
+    is_draining: bool = False
+    max_active: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it would refuse a request."""
+        return self.max_active is not None and self.num_active >= self.max_active
+
+    def takes(self, stage: Role) -> bool:
+        """Whether new work of a stage, PREFILL or DECODE, may be sent to it."""
+        does = self.role.prefills if stage is Role.PREFILL else self.role.decodes
+        return does and not self.is_draining
 
 
 @attrs.frozen(kw_only=True)
@@ -76,8 +94,39 @@ class NodeHit:
     num_held_tokens: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """A node that may take a request, with what its cache is predicted to serve of it."""
+
+    node: NodeView
+    hit: NodeHit
+
+
+@attrs.frozen(kw_only=True)
+class ClusterLoad:
+    """One cluster as a policy sees it. Draining nodes count in no stage.
+
+    Attributes:
+        num_prefill, num_decode: nodes that take new work of that stage; a MIXED node counts in
+            both.
+        queued_tokens: sum over its nodes.
+        num_active: sum over its nodes.
+    """
+
+    cluster_id: ClusterId
+    kind: ClusterKind
+    num_prefill: int
+    num_decode: int
+    queued_tokens: int
+    num_active: int
+
+
 class ClusterView(Protocol):
-    """The load ledger as policies see it: live, versioned, never rebuilt per request."""
+    """The load ledger as policies see it: live, versioned, never rebuilt per request.
+
+    The methods with a body are derived from the others, in the plainest way; a ledger of many
+    nodes answers them faster.
+    """
 
     @property
     def version(self) -> int:
@@ -85,7 +134,7 @@ class ClusterView(Protocol):
         ...
 
     def nodes(self) -> Sequence[NodeView]:
-        """Nodes that are up."""
+        """Nodes that are up. Asking for all of them costs time for each: not per request."""
         ...
 
     def hit(self, node_id: NodeId, request: RoutedRequest) -> NodeHit:
@@ -95,6 +144,49 @@ class ClusterView(Protocol):
     def link_bps(self) -> float | None:
         """Measured rate of the link from PRFAAS to PD, bits/s; None before the first sample."""
         ...
+
+    def link_backlog_bytes(self) -> int:
+        """Bytes of admitted offloaded requests that have not landed yet."""
+        return 0
+
+    def link_loss(self) -> float | None:
+        """Share of recent packets that were sent again, 0 to 1; None if nobody measures it."""
+        return None
+
+    def clusters(self) -> Sequence[ClusterLoad]:
+        """Clusters that have nodes, in the order in which they came."""
+        by_cluster: dict[ClusterId, list[NodeView]] = {}
+        for node in self.nodes():
+            by_cluster.setdefault(node.cluster_id, []).append(node)
+        return [
+            ClusterLoad(
+                cluster_id=cluster_id,
+                kind=nodes[0].kind,
+                num_prefill=sum(node.takes(Role.PREFILL) for node in nodes),
+                num_decode=sum(node.takes(Role.DECODE) for node in nodes),
+                queued_tokens=sum(node.queued_tokens for node in nodes),
+                num_active=sum(node.num_active for node in nodes),
+            )
+            for cluster_id, nodes in by_cluster.items()
+        ]
+
+    def candidates(
+        self, request: RoutedRequest, cluster_id: ClusterId, stage: Role, rng: Random
+    ) -> Sequence[Candidate]:
+        """Nodes of a cluster worth considering for one stage of a request.
+
+        For every hit that occurs among the nodes that take work of the stage (`NodeView.takes`)
+        and are not excluded by the request, at least one node that has this hit and the least load
+        of all that have it: `queued_tokens` for PREFILL, `num_active` for DECODE. Where several
+        are equal, any of them may be left out, at random by ``rng``. In no particular order.
+        """
+        return [
+            Candidate(node=node, hit=self.hit(node.node_id, request))
+            for node in self.nodes()
+            if node.cluster_id == cluster_id
+            and node.takes(stage)
+            and node.node_id not in request.excluded
+        ]
 
 
 @attrs.frozen(kw_only=True)
@@ -112,6 +204,9 @@ class RoutingDecision:
         predicted_bytes: bytes that will cross to the decode node.
         predicted_ttft_s: None while rates are unmeasured.
         view_version: version of the view that was read.
+        prefix_node: a node whose cached prefix goes to the prefill node first; None for none.
+        prefix_tokens: length of that prefix; then it is part of `cached_tokens`.
+        prefix_bytes: what has to cross for it.
     """
 
     request_id: RequestId
@@ -127,6 +222,9 @@ class RoutingDecision:
     predicted_bytes: int
     predicted_ttft_s: float | None
     view_version: int
+    prefix_node: NodeId | None = None
+    prefix_tokens: int = 0
+    prefix_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -164,67 +262,3 @@ class Router(ABC):
     @abstractmethod
     def observe(self, outcome: RequestOutcome, now: float) -> None:
         """Learns from a finished or failed request."""
-
-
-@attrs.frozen(kw_only=True)
-class Plan:
-    """The one published plan. The short-term controller moves t only inside its band.
-
-    Attributes:
-        epoch: grows with every plan.
-        roles: role of every node; never without a prefilling and a decoding node in a PD cluster
-            that still has nodes.
-        threshold_band: least and greatest t, tokens.
-    """
-
-    epoch: int
-    roles: Mapping[NodeId, Role]
-    threshold_band: tuple[int, int] = attrs.field()
-
-    @threshold_band.validator
-    def _check_band(self, _: object, band: tuple[int, int]) -> None:
-        if not 0 <= band[0] <= band[1]:
-            raise ConfigError(f"threshold_band is {band}; it needs 0 <= low <= high")
-
-
-@attrs.frozen(kw_only=True)
-class NodeUp:
-    """A node serves in ``role``; ``epoch`` grows with every start of it."""
-
-    node_id: NodeId
-    cluster_id: ClusterId
-    kind: ClusterKind
-    role: Role
-    epoch: int
-
-
-@attrs.frozen(kw_only=True)
-class NodeDown:
-    """The node's life of that epoch, and all earlier ones, are over."""
-
-    node_id: NodeId
-    epoch: int
-
-
-@attrs.frozen(kw_only=True)
-class RoleChanged:
-    """A change that a plan asked for has ended, one way or the other."""
-
-    node_id: NodeId
-    plan_epoch: int
-    ok: bool
-
-
-BalancerEvent = NodeUp | NodeDown | RoleChanged
-
-
-class RoleBalancer(ABC):
-    """Keeps the split of prefill and decode nodes. Events in, one plan out. Pure."""
-
-    @abstractmethod
-    def observe(self, event: BalancerEvent, now: float) -> None:
-        """Takes in one event. A kind that this balancer has no use for changes nothing."""
-
-    @abstractmethod
-    def plan(self, now: float) -> Plan:
-        """The plan that should hold now. The same plan (same epoch) until something changes."""

@@ -1,0 +1,1 @@
+"""What arXiv 2604.15039 published, and what can be derived from it."""

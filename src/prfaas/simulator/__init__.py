@@ -1,0 +1,1 @@
+"""Discrete-event simulation of a deployment, driving the policies that the servers run."""

@@ -1,0 +1,1 @@
+"""Requests as they arrive: values and arrival processes."""
