@@ -6,10 +6,11 @@ import math
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.capacity import (
+    DecodeProfile,
     Deployment,
     EmpiricalLengths,
     LogNormalLengths,
@@ -21,7 +22,9 @@ from prfaas.capacity import (
     kv_throughput_bps,
     least_egress_bps,
     max_request_rate,
+    mixed_capacity,
     stage_rates,
+    time_slicing_loss,
 )
 from prfaas.errors import ConfigError
 from prfaas.spec import preset
@@ -296,7 +299,7 @@ def test_knots_out_of_order_are_refused(knots):
     "change",
     [
         {"num_prfaas": -1},
-        {"num_prefill": 1.5},
+        {"num_prefill": math.inf},
         {"num_decode": True},
         {"egress_bps": 0},
         {"batch_size": 0},
@@ -357,6 +360,21 @@ def test_a_quantile_sample_of_the_law_gives_the_laws_rates():
     assert best_threshold(PRFAAS_PD, law).max_rate.requests_per_s == percent(3.226, 0.2)
 
 
+def test_a_narrow_peak_beside_a_plateau_almost_as_high_is_found():
+    """Three local prefill instances are decode-bound at 1.786 over a wide range of t."""
+    start = attrs.evolve(
+        PRFAAS_PD,
+        num_prfaas=3,
+        num_prefill=3,
+        num_decode=1,
+        egress_bps=6.5e9,
+        decode_step_s=0.025 * 0.4375,
+    )
+    split, point = best_split(start, LENGTHS)
+    assert split.num_prefill == 2
+    assert point.max_rate.requests_per_s == percent(1.8193, 0.01)
+
+
 @given(
     st.floats(1e8, 1e12),
     st.integers(0, 8),
@@ -378,3 +396,190 @@ def test_more_bandwidth_or_instances_never_sustain_less(egress_bps, num_prfaas, 
     ]
     assert all(more >= rates[0] for more in rates[1:])
     assert rate(base, T, form).egress_bps <= egress_bps * (1 + 1e-9)
+
+
+def test_a_cached_prefix_is_still_attended_over():
+    profile = PrefillProfile(((0, 1.0), (100, 2.0), (200, 4.0)))
+    assert profile.prefill_s(100, 0) == profile.prefill_s(100) == 2.0
+    assert profile.prefill_s(100, 100) == 1.0 + 4.0 - 2.0
+    assert profile.prefill_s(50, 100) == 1.0 + 3.0 - 2.0
+    assert profile.prefill_s(0, 150) == 1.0
+    below_zero = PrefillProfile(((100, 1.0), (200, 3.0)))  # its overhead would be negative
+    assert below_zero.prefill_s(100, 100) == 0.0 + 3.0 - 1.0
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=2, max_size=6),
+    st.floats(0, 500),
+    st.floats(0, 500),
+    st.floats(0, 50),
+)
+def test_a_convex_curve_is_monotone_in_new_and_cached_tokens(slopes, new, cached, more):
+    knots, seconds = [(0, 0.5)], 0.5
+    for i, slope in enumerate(sorted(slopes), 1):
+        seconds += slope
+        knots.append((100 * i, seconds))
+    profile = PrefillProfile(tuple(knots))
+    here = profile.prefill_s(new, cached)
+    assert here >= 0.5 - 1e-9
+    assert here >= profile.prefill_s(new) - 1e-9
+    assert profile.prefill_s(new + more, cached) >= here - 1e-9
+    assert profile.prefill_s(new, cached + more) >= here - 1e-9
+
+
+@pytest.mark.parametrize("form", RateForm)
+def test_fractions_of_an_instance_fill_both_prefill_and_decode(form):
+    mean = form is RateForm.MEAN
+    whole, at_whole = best_split(PRFAAS_PD, LENGTHS, form)
+    assert whole.num_prefill == 3
+    assert at_whole.max_rate.requests_per_s == percent(3.223 if mean else 3.174, 0.3)
+    shared, point = best_split(PRFAAS_PD, LENGTHS, form, granularity=0.05)
+    assert 3.65 <= shared.num_prefill <= 3.7
+    assert shared.num_prefill + shared.num_decode == 8
+    assert point.max_rate.requests_per_s == percent(3.380 if mean else 3.340, 0.3)
+    twelve, point = best_split(HOMOGENEOUS, LENGTHS, form)
+    assert (twelve.num_prefill, twelve.num_decode) == (9, 3)
+    assert point.max_rate.requests_per_s == percent(2.110 if mean else 2.026, 0.3)
+    _, point = best_split(HOMOGENEOUS, LENGTHS, form, granularity=0.05)
+    assert point.max_rate.requests_per_s == percent(2.157 if mean else 2.094, 0.3)
+
+
+def test_a_split_reads_as_whole_numbers_where_it_is_whole():
+    split, _ = best_split(PRFAAS_PD, LENGTHS)
+    assert (repr(split.num_prefill), repr(split.num_decode)) == ("3", "5")
+    split, _ = best_split(PRFAAS_PD, LENGTHS, granularity=0.05)
+    assert repr(split.num_prefill) == "3.65"
+
+
+@pytest.mark.parametrize("granularity", [0, -1, math.inf, math.nan])
+def test_a_granularity_is_checked(granularity):
+    with pytest.raises(ConfigError, match="granularity"):
+        best_split(PRFAAS_PD, LENGTHS, granularity=granularity)
+
+
+@settings(max_examples=25)
+@given(
+    st.floats(0.1, 8),
+    st.floats(0.05, 2),
+    st.sampled_from([1, 3, 40]),
+    st.sampled_from(RateForm),
+)
+def test_the_one_search_over_splits_against_every_split(gbps, step_scale, num_prfaas, form):
+    start = attrs.evolve(
+        PRFAAS_PD,
+        num_prfaas=num_prfaas,
+        num_prefill=2,
+        num_decode=2,
+        egress_bps=gbps * 1e9,
+        decode_step_s=0.025 * step_scale,
+    )
+    every = [
+        best_threshold(attrs.evolve(start, num_prefill=n, num_decode=4 - n), LENGTHS, form)
+        for n in range(5)
+    ]
+    _, found = best_split(start, LENGTHS, form)
+    best = max(point.max_rate.requests_per_s for point in every)
+    assert found.max_rate.requests_per_s == percent(best, 0.001)
+
+
+def test_a_quantile_inverts_the_share():
+    for share in (0.001, 0.1, 0.5, 0.9, 0.999):
+        assert 1 - LENGTHS.share_above(LENGTHS.quantile(share)) == pytest.approx(share, abs=1e-9)
+    assert LENGTHS.quantile(0.5) == percent(19_199, 0.01)
+    assert LENGTHS.quantile(0.9) == percent(62_410, 0.01)
+    assert (LENGTHS.quantile(0), LENGTHS.quantile(1)) == (128, 131_072)
+    far = LogNormalLengths(mu=9.9, sigma=0.1, min_tokens=10, max_tokens=1e9)
+    assert far.quantile(1 - 2**-53) < 1e5  # the law's edge has no share that floats can tell
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40).map(tuple), st.floats(0, 1))
+def test_an_observed_quantile_is_the_shortest_with_that_share_below(lengths, share):
+    law = EmpiricalLengths(lengths)
+    at = law.quantile(share)
+    ordered = sorted(lengths)
+    enough = [n for i, n in enumerate(ordered, 1) if i / len(lengths) >= share]
+    assert at == enough[0]
+
+
+def test_an_observed_quantile_is_not_pushed_up_by_rounding():
+    law = EmpiricalLengths(tuple(range(1, 101)))
+    assert law.quantile(0.07) == 7  # 0.07 * 100 is a little more than 7
+    assert (law.quantile(0), law.quantile(0.9), law.quantile(1)) == (1, 90, 100)
+
+
+@pytest.mark.parametrize("law", [LENGTHS, EmpiricalLengths((5, 6))])
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_a_share_outside_0_to_1_has_no_quantile(law, share):
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        law.quantile(share)
+
+
+@given(st.floats(100, 140_000))
+def test_the_cumulative_part_agrees_with_the_conditional_mean(threshold):
+    up_to = LENGTHS.cumulative(H200.prefill_s)
+    below = LENGTHS.expect_below(H200.prefill_s, threshold) or 0.0
+    share = 1 - LENGTHS.share_above(threshold)
+    assert up_to(threshold) == pytest.approx(share * below, rel=1e-4, abs=1e-9)
+    assert up_to(threshold) <= up_to(math.inf)
+
+
+def test_the_cumulative_part_of_observed_lengths_counts_the_threshold_in():
+    up_to = EmpiricalLengths((1, 2, 2, 5)).cumulative(lambda n: n * n)
+    assert [up_to(t) for t in (0, 1, 1.5, 2, 5, math.inf)] == [0, 0.25, 0.25, 2.25, 8.5, 8.5]
+
+
+def test_a_decode_step_within_the_slo():
+    profile = DecodeProfile(base_s=0.010, per_request_s=0.00075)
+    assert profile.step_s(20) == pytest.approx(0.025)
+    assert profile.batch_within(0.025) == 20
+    assert profile.batch_within(0.0249) == 19
+    assert profile.batch_within(0.009) == 0
+    constant = DecodeProfile.constant(0.025)
+    assert (constant.step_s(1), constant.step_s(99)) == (0.025, 0.025)
+    assert constant.batch_within(0.025) is None
+    assert constant.batch_within(0.024) == 0
+
+
+def test_a_mixed_node_pays_the_base_of_every_step():
+    decode = DecodeProfile(base_s=0.010, per_request_s=0.00075)  # a = 0.4 of a step of 25 ms
+    assert mixed_capacity(decode, 0.025, 0.0) == 1
+    assert mixed_capacity(decode, 0.025, 0.3) == pytest.approx(0.5)  # X = 0.5 gains 0.5 * 0.6
+    assert mixed_capacity(decode, 0.025, 0.6) == pytest.approx(0)
+    assert mixed_capacity(decode, 0.025, 0.7) == 0
+    # The same by counting: 0.3 of the step leaves 17.5 ms, of which 7.5 ms for requests.
+    assert decode.batch_within(0.0175) == 10
+    constant = DecodeProfile.constant(0.025)
+    assert mixed_capacity(constant, 0.025, 0) == 1
+    assert mixed_capacity(constant, 0.025, 0.01) == 0
+    assert mixed_capacity(constant, 0.050, 0.25) == 1
+
+
+@pytest.mark.parametrize(("step_s", "share"), [(0.009, 0.1), (0, 0.1), (0.025, -0.1), (0.025, 2)])
+def test_a_mixed_node_is_checked(step_s, share):
+    with pytest.raises(ConfigError):
+        mixed_capacity(DecodeProfile(base_s=0.010, per_request_s=0.001), step_s, share)
+
+
+def test_time_slicing_loses_half_a_batch_for_the_length_of_a_drain():
+    drain_s = 1024 * 0.025
+    loss = time_slicing_loss(period_s=600, drain_s=drain_s, num_nodes=8)
+    assert loss == pytest.approx(25.6 / 2 / 4800)
+    assert time_slicing_loss(period_s=60, drain_s=0, num_nodes=1) == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"drain_s": 61}, {"drain_s": -1}, {"num_nodes": 0}, {"period_s": math.inf}]
+)
+def test_time_slicing_is_checked(change):
+    with pytest.raises(ConfigError):
+        time_slicing_loss(**{"period_s": 60, "drain_s": 20, "num_nodes": 8} | change)
+    with pytest.raises(ConfigError):
+        time_slicing_loss(period_s=0, drain_s=0, num_nodes=1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"base_s": 0}, {"base_s": math.nan}, {"per_request_s": -1}, {"base_s": math.inf}]
+)
+def test_a_decode_profile_is_checked_at_the_door(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        DecodeProfile(**{"base_s": 0.01, "per_request_s": 0.001} | change)

@@ -39,6 +39,7 @@ WITHIN = {
     ("seams", "spec"),
     ("traces", "workload"),
     ("simulator", "workload"),
+    ("__main__", "cli"),
 }
 """Edges allowed inside one floor: (importer, imported)."""
 

@@ -7,59 +7,17 @@ an upper bound on throughput, not a promise of latency.
 
 from __future__ import annotations
 
-import bisect
 import enum
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+import math
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from prfaas.capacity.lengths import LengthDistribution
+from prfaas.capacity.prefill_profile import PrefillTime
 from prfaas.errors import ConfigError
 from prfaas.spec import ModelSpec
-
-_SEARCH_POINTS = 32
-_SEARCH_ROUNDS = 4
-
-
-@attrs.frozen
-class PrefillProfile:
-    """T_prefill of one instance as a piecewise linear curve.
-
-    Attributes:
-        knots: (tokens, seconds) with ascending tokens, at least two. The end segments extend
-            beyond the first and the last knot, never below 0 s.
-    """
-
-    knots: tuple[tuple[float, float], ...] = attrs.field()
-    _tokens: tuple[float, ...] = attrs.field(init=False, repr=False, eq=False)
-
-    @knots.validator
-    def _check_knots(self, _: object, value: tuple[tuple[float, float], ...]) -> None:
-        if len(value) < 2:
-            raise ConfigError(f"a profile has {len(value)} knots; measure at least 2 lengths")
-        for (n0, s0), (n1, s1) in pairwise(value):
-            if not (0 <= n0 < n1 and 0 < s0 <= s1):
-                raise ConfigError(
-                    f"knots ({n0}, {s0}) and ({n1}, {s1}) are out of order; tokens must ascend "
-                    "from at least 0, seconds must be positive and never fall"
-                )
-
-    @_tokens.default
-    def _knot_tokens(self) -> tuple[float, ...]:
-        return tuple(tokens for tokens, _ in self.knots)
-
-    @classmethod
-    def sampled(cls, curve: Callable[[float], float], at_tokens: Iterable[float]) -> PrefillProfile:
-        """Build a profile from a formula for T_prefill, evaluated at ``at_tokens``."""
-        return cls(tuple((tokens, curve(tokens)) for tokens in at_tokens))
-
-    def prefill_s(self, num_tokens: float) -> float:
-        """T_prefill(l) in seconds."""
-        right = bisect.bisect_left(self._tokens, num_tokens, 1, len(self.knots) - 1)
-        (n0, s0), (n1, s1) = self.knots[right - 1], self.knots[right]
-        return max(0.0, s0 + (s1 - s0) * (num_tokens - n0) / (n1 - n0))
 
 
 class RateForm(enum.Enum):
@@ -83,9 +41,9 @@ class Stage(enum.Enum):
     DECODE = "decode"
 
 
-def _check_count(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if type(value) is not int or value < 0:
-        raise ConfigError(f"{attribute.name} is {value!r}; it must be a whole number, 0 or more")
+def _check_count(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{attribute.name} is {value!r}; it must be a finite number, 0 or more")
 
 
 def _check_positive(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
@@ -99,7 +57,8 @@ class Deployment:
 
     Attributes:
         remote_profile: T_prefill of one PRFAAS instance; local_profile: of one local instance.
-        num_prfaas, num_prefill, num_decode: N_prfaas, N_p, N_d.
+        num_prfaas, num_prefill, num_decode: N_prfaas, N_p, N_d; a fraction stands for an instance
+            that serves the role for that share of its time.
         egress_bps: B_out, bits per second out of the PRFAAS cluster.
         batch_size: BS_max, most requests that one decode instance steps together within the SLO.
         decode_step_s: T_decode, seconds of one such step.
@@ -107,11 +66,11 @@ class Deployment:
     """
 
     model: ModelSpec
-    remote_profile: PrefillProfile
-    local_profile: PrefillProfile
-    num_prfaas: int = attrs.field(validator=_check_count)
-    num_prefill: int = attrs.field(validator=_check_count)
-    num_decode: int = attrs.field(validator=_check_count)
+    remote_profile: PrefillTime
+    local_profile: PrefillTime
+    num_prfaas: float = attrs.field(validator=_check_count)
+    num_prefill: float = attrs.field(validator=_check_count)
+    num_decode: float = attrs.field(validator=_check_count)
     egress_bps: float = attrs.field(validator=_check_positive)
     batch_size: float = attrs.field(validator=_check_positive)
     decode_step_s: float = attrs.field(validator=_check_positive)
@@ -186,7 +145,7 @@ class OperatingPoint:
     max_rate: MaxRate
 
 
-def kv_throughput_bps(model: ModelSpec, profile: PrefillProfile, num_tokens: int) -> float:
+def kv_throughput_bps(model: ModelSpec, profile: PrefillTime, num_tokens: int) -> float:
     """Eq. 1: bits of cache that one instance makes per second of prefill."""
     return 8 * model.kv_bytes(num_tokens) / profile.prefill_s(num_tokens)
 
@@ -252,45 +211,3 @@ def max_request_rate(rates: StageRates) -> MaxRate:
         binding=binding,
         egress_bps=rate * rates.offload_fraction * rates.offloaded_kv_bits,
     )
-
-
-def best_threshold(
-    deployment: Deployment, lengths: LengthDistribution, form: RateForm = RateForm.MEAN
-) -> OperatingPoint:
-    """Eq. 7: the threshold at which the prefill stages together carry most.
-
-    A grid search, refined around its best point: the mean form need not be monotone in t. Decode
-    is left out of the comparison, so that a decode-bound deployment still gets the threshold with
-    the most headroom. Among equals the highest wins, for it ships least.
-    """
-
-    def prefill_limit(threshold: float) -> tuple[float, float]:
-        limits = stage_rates(deployment, lengths, threshold, form).limits_rps()
-        del limits[Stage.DECODE]
-        return min(limits.values()), threshold
-
-    ratio = (lengths.max_tokens / lengths.min_tokens) ** (1 / _SEARCH_POINTS)
-    grid = [lengths.min_tokens * ratio**i for i in range(_SEARCH_POINTS)]
-    candidates = [0.0, *grid, float(lengths.max_tokens)]
-    best = max(candidates, key=prefill_limit)
-    for _ in range(_SEARCH_ROUNDS - 1):
-        at = candidates.index(best)
-        low, high = candidates[max(0, at - 1)], candidates[min(len(candidates) - 1, at + 1)]
-        step = (high - low) / _SEARCH_POINTS
-        candidates = sorted({best, *(low + i * step for i in range(_SEARCH_POINTS)), high})
-        best = max(candidates, key=prefill_limit)
-    rates = stage_rates(deployment, lengths, best, form)
-    return OperatingPoint(threshold_tokens=best, rates=rates, max_rate=max_request_rate(rates))
-
-
-def best_split(
-    deployment: Deployment, lengths: LengthDistribution, form: RateForm = RateForm.MEAN
-) -> tuple[Deployment, OperatingPoint]:
-    """Eq. 8: share the local instances between prefill and decode, each with its best threshold."""
-    num_local = deployment.num_prefill + deployment.num_decode
-    splits = [
-        attrs.evolve(deployment, num_prefill=n, num_decode=num_local - n)
-        for n in range(num_local + 1)
-    ]
-    points = [(split, best_threshold(split, lengths, form)) for split in splits]
-    return max(points, key=lambda point: point[1].max_rate.requests_per_s)
