@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 
-from cluster.relay import Relay, Route
 from prfaas.cache import PagedHybridCache, PoolGeometry
 from prfaas.core import ClusterId, ClusterKind, Handoff, NodeId, Role
 from prfaas.policy import (
@@ -26,8 +25,9 @@ from prfaas.policy import (
 from prfaas.runtime.gateway import Gateway, GatewayConfig
 from prfaas.runtime.node import LandingHook, Node, WorkerConfig
 from prfaas.runtime.worker import Worker
-from prfaas.seams import Engine, Hello, Transport
+from prfaas.seams import Engine, Hello, RoleBalancer, Transport
 from prfaas.store import HostArena, PoolMemory
+from prfaas.testing.relay import Relay, Route
 from prfaas.transport.tcp import TcpTransport
 
 BLOCK = 64
@@ -57,6 +57,7 @@ class Deployment:
     address: Callable[[str], str]
     hello: Hello
     link: Callable[[str], Any]
+    on_role: Callable[[Role], None] | None = None
     workers: dict[str, Worker] = attrs.field(factory=dict)
     nodes: dict[str, Node] = attrs.field(factory=dict)
     reports: list[object] = attrs.field(factory=list)
@@ -69,7 +70,7 @@ class Deployment:
     async def start(self, name: str, *, address: str | None = None, **options: Any) -> Worker:
         """Starts a worker; `add` makes the gateway know it."""
         node = self.nodes[name] = self.start_node(name, **options)
-        worker = self.workers[name] = Worker(node, self.transport())
+        worker = self.workers[name] = Worker(node, self.transport(), on_role=self.on_role)
         await worker.start(address or self.address(name))
         return worker
 
@@ -138,6 +139,8 @@ async def deployment(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     link_bps: float | None = None,
     config: GatewayConfig | None = None,
+    balancer: RoleBalancer | None = None,
+    on_role: Callable[[Role], None] | None = None,
 ) -> AsyncIterator[Deployment]:
     """Workers named after `ROLES` (a digit may follow), one gateway, t pinned to ``threshold``.
 
@@ -145,6 +148,8 @@ async def deployment(
         options: by worker name, arguments for its `WorkerConfig`, or a ``pool_bytes`` or
             ``block_size`` of its own.
         link_bps: rate of a relay between the clusters; None for none.
+        balancer: in place of `FixedRoles`.
+        on_role: of every worker.
     """
 
     def start_node(name: str, **more: Any) -> Node:
@@ -207,14 +212,15 @@ async def deployment(
             spec=spec,
             router=ThresholdRouter(spec, controller),
             ledger=ledger,
-            balancer=FixedRoles({NodeId(n): role for n, role in configured.items()}, band),
+            balancer=balancer
+            or FixedRoles({NodeId(n): role for n, role in configured.items()}, band),
             transport=transport(),
             hello=hello,
             controller=controller,
             config=config,
             rng=Random(0),
         )
-        d = Deployment(gateway, ledger, start_node, transport, address, hello, link)
+        d = Deployment(gateway, ledger, start_node, transport, address, hello, link, on_role)
         _collect_reports(d, stack)
         gateway.start()
         stack.push_async_callback(_close, d)

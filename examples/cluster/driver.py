@@ -32,7 +32,6 @@ from cluster.processes import (
     gateway_process,
     worker_process,
 )
-from cluster.relay import RelayConfig, Route, relay_process
 from cluster.report import Progress, print_report
 from cluster.workload import Prompt, make_workload
 from prfaas.core import ClusterKind, NodeId, Request, RequestId, Role
@@ -41,6 +40,7 @@ from prfaas.runtime.attempt import Generation
 from prfaas.runtime.door import Client
 from prfaas.runtime.messages import Watch
 from prfaas.seams import Hello
+from prfaas.testing.relay import RelayConfig, Route, relay_process
 from prfaas.transport.address import parse
 from prfaas.transport.tcp import TcpTransport
 

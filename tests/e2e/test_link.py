@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from cluster.relay import Relay, Route
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.policy import GlobalPrefixIndex, LinkEstimator, LoadLedger, ThresholdController
 from prfaas.seams import Channel, Hello, NodeUp, Span, WindowRef
 from prfaas.spec import preset
 from prfaas.store import HostArena
+from prfaas.testing.relay import Relay, Route
 from prfaas.transport.address import parse
 from prfaas.transport.tcp import TcpTransport
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.relay import (
+from prfaas.testing.relay import (
     INTERVAL_S,
     LinkMeter,
     Relay,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.relay import RelayConfig, Route, relay_process
+from prfaas.testing.relay import RelayConfig, Route, relay_process
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.policy.schedule import DecodeStep, PrefillStep, StepSchedule
+from prfaas.policy.schedule import DecodeStep, PrefillStep, StepSchedule, decode_rounds
 
 
 def steps(schedule: StepSchedule, num: int) -> list[object]:
@@ -20,7 +20,7 @@ def test_nothing_to_do() -> None:
     schedule = StepSchedule()
     assert schedule.next_step() is None
     schedule.remove("unknown")
-    assert repr(schedule) == "<StepSchedule prefills=0 decodes=0>"
+    assert repr(schedule) == "<StepSchedule prefills=0 decodes=0 waiting=0>"
 
 
 def test_prefills_run_in_order_of_arrival_each_to_its_end() -> None:
@@ -60,6 +60,31 @@ def test_decodes_that_are_gone_are_not_owed_any_steps() -> None:
     assert steps(schedule, 3) == [DecodeStep("a"), PrefillStep("p"), DecodeStep("a")]
     schedule.remove("a")
     assert steps(schedule, 2) == [PrefillStep("p")] * 2
+
+
+def test_a_budget_of_prompt_tokens_gives_more_rounds() -> None:
+    assert decode_rounds(512, None) == 1
+    assert decode_rounds(512, 512) == 1
+    assert decode_rounds(512, 200) == 3
+    schedule = StepSchedule()
+    schedule.add_decode("a")
+    schedule.add_prefill("p")
+    schedule.pace(3)
+    assert steps(schedule, 5) == [PrefillStep("p"), *3 * [DecodeStep("a")], PrefillStep("p")]
+
+
+def test_requests_beyond_the_slots_wait_for_one_to_end() -> None:
+    schedule = StepSchedule(max_decodes=2)
+    for key in "abcd":
+        schedule.add_decode(key)
+    assert len(schedule) == 4
+    assert steps(schedule, 3) == [DecodeStep(key) for key in "aba"]
+    schedule.remove("c")
+    schedule.remove("b")
+    assert steps(schedule, 3) == [DecodeStep(key) for key in "ada"]
+    assert repr(schedule) == "<StepSchedule prefills=0 decodes=2 waiting=0>"
+    with pytest.raises(ConfigError, match="max_decodes is 0"):
+        StepSchedule(max_decodes=0)
 
 
 def test_a_round_has_at_least_one_step() -> None:

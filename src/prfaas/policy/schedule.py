@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from prfaas.core import cdiv
 from prfaas.errors import ConfigError
 
 
@@ -42,28 +43,43 @@ class StepSchedule:
     """Prefill first come first served, decode round robin, and a fair alternation between them.
 
     After each prefill segment every decoding request gets ``decode_rounds`` steps before the next
-    segment, so that a long prompt on a MIXED node delays tokens by one segment at most.
+    segment, so that a long prompt on a MIXED node delays tokens by one segment at most. More
+    rounds give prompts less of the time.
+
+    Args:
+        decode_rounds: see above; `pace` changes it.
+        max_decodes: requests that decode at a time; others wait for one to end. None: no limit.
     """
 
-    def __init__(self, *, decode_rounds: int = 1) -> None:
+    def __init__(self, *, decode_rounds: int = 1, max_decodes: int | None = None) -> None:
+        if max_decodes is not None and max_decodes < 1:
+            raise ConfigError(f"max_decodes is {max_decodes}; it must be at least 1, or None")
+        self._max_decodes = max_decodes
+        self._prefills: deque[str] = deque()
+        self._decodes: deque[str] = deque()
+        self._waiting: deque[str] = deque()
+        self._owed = 0
+        self.pace(decode_rounds)
+
+    def pace(self, decode_rounds: int) -> None:
+        """Changes the share of prompts, from the next prefill segment on."""
         if decode_rounds < 1:
             raise ConfigError(f"decode_rounds is {decode_rounds}; it must be at least 1")
         self._decode_rounds = decode_rounds
-        self._prefills: deque[str] = deque()
-        self._decodes: deque[str] = deque()
-        self._owed = 0
 
     def add_prefill(self, key: str) -> None:
         self._prefills.append(key)
 
     def add_decode(self, key: str) -> None:
-        self._decodes.append(key)
+        self._waiting.append(key)
+        self._fill()
 
     def remove(self, key: str) -> None:
         """Forgets a request, wherever it stands. Idempotent."""
-        for queue in (self._prefills, self._decodes):
+        for queue in (self._prefills, self._decodes, self._waiting):
             if key in queue:
                 queue.remove(key)
+        self._fill()
         self._owed = min(self._owed, self._decode_rounds * len(self._decodes))
 
     def next_step(self) -> PrefillStep | DecodeStep | None:
@@ -79,7 +95,23 @@ class StepSchedule:
 
     def __len__(self) -> int:
         """Requests that have work."""
-        return len(self._prefills) + len(self._decodes)
+        return len(self._prefills) + len(self._decodes) + len(self._waiting)
 
     def __repr__(self) -> str:
-        return f"<StepSchedule prefills={len(self._prefills)} decodes={len(self._decodes)}>"
+        return (
+            f"<StepSchedule prefills={len(self._prefills)} decodes={len(self._decodes)} "
+            f"waiting={len(self._waiting)}>"
+        )
+
+    def _fill(self) -> None:
+        """Lets waiting requests decode, first come first served."""
+        while self._waiting and (
+            self._max_decodes is None or len(self._decodes) < self._max_decodes
+        ):
+            self._decodes.append(self._waiting.popleft())
+
+
+def decode_rounds(segment_tokens: int, budget_tokens: int | None) -> int:
+    """Rounds between two prefill segments so that no more than ``budget_tokens`` prompt tokens are
+    computed per decode step of a request; 1 if there is no budget."""
+    return 1 if budget_tokens is None else cdiv(segment_tokens, budget_tokens)

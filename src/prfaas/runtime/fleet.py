@@ -31,6 +31,7 @@ from prfaas.runtime.messages import (
 )
 from prfaas.runtime.tasks import Tasks, report
 from prfaas.seams import (
+    BalancerEvent,
     CacheEvent,
     ChangePhase,
     Delivery,
@@ -93,6 +94,9 @@ class Fleet:
         self._tasks = Tasks()
         self._statuses: dict[NodeId, asyncio.Future[Status]] = {}
         self._resyncing: set[NodeId] = set()
+        self._budgets: dict[WorkerLink, int] = {}
+        self._num_link_changes = 0
+        self._applied = (-1, -1)
         self._is_closed = False
         self.changed = asyncio.Event()
 
@@ -137,11 +141,19 @@ class Fleet:
         answers = [f.result() for f in asked if f.done() and not f.cancelled()]
         return tuple(sorted(answers, key=lambda status: status.node_id))
 
+    def observe(self, *events: BalancerEvent) -> None:
+        """Tells the balancer of load."""
+        now = self._clock()
+        for event in events:
+            self._balancer.observe(event, now)
+
     def tick(self) -> None:
-        """Gives up workers whose process stands still, which no connection shows.
+        """Puts a new plan into force, and gives up workers whose process stands still, which no
+        connection shows.
 
         Counts calls and not seconds: if it is the gateway that stood still, their answers wait.
         """
+        self._apply_plan()
         for link in tuple(self._links.values()):
             num_ticks = self._num_silent_ticks[link.node_id] = (
                 self._num_silent_ticks[link.node_id] + 1
@@ -187,6 +199,7 @@ class Fleet:
             self._ledger.node_down(NodeDown(node_id=node.node_id, epoch=node.epoch))
             raise
         self._links[node.node_id] = link
+        self._num_link_changes += 1
         self._num_silent_ticks[node.node_id] = 0
         self._tasks.spawn(self._read(link))
         self._apply_plan()
@@ -252,21 +265,24 @@ class Fleet:
 
     def _take_role(self, link: WorkerLink, message: RoleSet) -> None:
         try:
-            role = Role(message.role)
+            role, phase = Role(message.role), ChangePhase(message.phase)
         except ValueError as error:
-            raise RemoteProtocolError(f"unknown role {message.role!r}") from error
+            raise RemoteProtocolError(
+                f"unknown role {message.role!r} or phase {message.phase!r}"
+            ) from error
         self._ledger.role_changed(link.node_id, role)
+        self._ledger.draining(link.node_id, phase is ChangePhase.STARTED)
         now = self._clock()
-        ok = self._balancer.plan(now).roles.get(link.node_id, role) is role
         self._balancer.observe(
             RoleChanged(
                 node_id=link.node_id,
                 plan_epoch=message.plan_epoch,
                 role=role,
-                phase=ChangePhase.DONE if ok else ChangePhase.FAILED,
+                phase=phase,
             ),
             now,
         )
+        self._apply_plan()
         self.changed.set()
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
@@ -278,6 +294,8 @@ class Fleet:
         if self._links.get(link.node_id) is not link:
             return
         del self._links[link.node_id]
+        self._budgets.pop(link, None)
+        self._num_link_changes += 1
         self._resyncing.discard(link.node_id)
         status = self._statuses.pop(link.node_id, None)
         if status is not None:
@@ -290,14 +308,28 @@ class Fleet:
 
     def _apply_plan(self) -> None:
         plan = self._balancer.plan(self._clock())
+        if self._applied == (plan.epoch, self._num_link_changes):
+            return
+        self._applied = (plan.epoch, self._num_link_changes)
         if self._controller is not None:
             self._controller.set_band(plan.threshold_band)
         for view in tuple(self._ledger.nodes()):
-            wanted = plan.roles.get(view.node_id, view.role)
             link = self._links.get(view.node_id)
-            if wanted is not view.role and link is not None:
-                with suppress(TransportError):  # then its reader is about to lose it
-                    link.line.post(SetRole(role=wanted.value, plan_epoch=plan.epoch))
-                # Work that is sent after this finds the new role in force.
-                self._ledger.role_changed(view.node_id, wanted)
+            wanted = plan.roles.get(view.node_id, view.role)
+            budget = plan.prefill_budgets.get(view.node_id, 0)
+            if link is None or (wanted is view.role and budget == self._budgets.get(link, 0)):
+                continue
+            order = SetRole(role=wanted.value, plan_epoch=plan.epoch, prefill_budget=budget)
+            with suppress(TransportError):  # then its reader is about to lose it
+                link.line.post(order)
+            self._budgets[link] = budget
+            # Work that is sent after this finds the new role in force. A node that gives up what
+            # it did before takes none until it says that it is done with that.
+            self._ledger.role_changed(view.node_id, wanted)
+            if not _contains(wanted, view.role):
+                self._ledger.draining(view.node_id, True)
         self.changed.set()
+
+
+def _contains(role: Role, other: Role) -> bool:
+    return role is Role.MIXED or role is other

@@ -21,14 +21,17 @@ from prfaas.policy import LoadLedger, ThresholdController
 from prfaas.runtime.attempt import Attempt, AttemptFailed, Generation, OnPhase
 from prfaas.runtime.fleet import Fleet
 from prfaas.runtime.links import WorkerLink
-from prfaas.runtime.messages import Finished, Prefilled, Said, Status
+from prfaas.runtime.messages import Finished, Prefilled, Said, Sent, Status
 from prfaas.runtime.tasks import Tasks
 from prfaas.seams import (
+    Arrived,
     Hello,
+    LinkRate,
     RoleBalancer,
     RoutedRequest,
     Router,
     RoutingDecision,
+    Served,
     Transport,
 )
 from prfaas.spec import ModelSpec
@@ -45,6 +48,7 @@ class GatewayConfig:
         register_s: a worker must introduce itself within this time.
         silence_s: a worker that says nothing for so long, although it is asked, is given up.
         tick_s: period of link estimate and threshold.
+        control_s: period of the loads that the balancer is told.
     """
 
     max_attempts: int = 4
@@ -53,6 +57,7 @@ class GatewayConfig:
     register_s: float = 10.0
     silence_s: float = 30.0
     tick_s: float = 0.1
+    control_s: float = 1.0
 
     def __attrs_post_init__(self) -> None:
         if self.max_attempts < 1 or not 0 <= self.retry_s <= self.max_retry_s:
@@ -60,7 +65,7 @@ class GatewayConfig:
                 f"max_attempts is {self.max_attempts}, retry_s {self.retry_s}, max_retry_s "
                 f"{self.max_retry_s}; they need max_attempts >= 1 and 0 <= retry_s <= max_retry_s"
             )
-        for name in ("register_s", "silence_s", "tick_s"):
+        for name in ("register_s", "silence_s", "tick_s", "control_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number above 0")
 
@@ -204,7 +209,9 @@ class Gateway:
         num_failed, pause_s = 0, config.retry_s
         while True:
             decision = await self._route(attempt, hashes)
-            self._ledger.admit(decision)
+            if attempt.number == 0:
+                self._fleet.observe(Arrived(routed_tokens=decision.routed_tokens))
+            self._ledger.admit(decision, self._clock())
             ok = False
             try:
                 prefill = self._fleet.links[decision.prefill_node]
@@ -224,7 +231,7 @@ class Gateway:
                     attempt.excluded.add(failure.at_fault)
                 pause_s = min(2 * pause_s, config.max_retry_s) if failure.busy else config.retry_s
             finally:
-                self._ledger.finished(request.request_id)
+                self._ledger.finished(request.request_id, self._clock())
                 self._router.observe(attempt.outcome(decision, ok=ok), self._clock())
             self.num_retries += 1
             attempt.next()
@@ -257,21 +264,35 @@ class Gateway:
         attempt = self._attempts.get(message.request_id)
         if attempt is None or not attempt.hear(link, message):
             self.num_late_messages += 1
-        elif isinstance(message, Prefilled):
-            self._ledger.prefilled(attempt.request.request_id)
-            self._ledger.observe_prefill(link.node_id, message.prefilled_tokens, message.prefill_s)
-        elif isinstance(message, Finished):
-            self._ledger.observe_decode(link.node_id, 1, message.decode_step_s)
+            return
+        request, now = attempt.request, self._clock()
+        match message:
+            case Prefilled():
+                self._ledger.prefilled(request.request_id, now)
+                self._ledger.observe_prefill(
+                    link.node_id, message.prefilled_tokens, message.prefill_s
+                )
+            case Sent():
+                self._ledger.transferred(request.request_id, now)
+            case Finished():
+                step_s = message.decode_step_s
+                self._ledger.observe_decode(link.node_id, 1, step_s)
+                self._fleet.observe(Served(output_tokens=request.max_new_tokens, step_s=step_s))
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
         for attempt in self._attempts.values():
             attempt.lose(link, reason)
 
     async def _tick(self) -> None:
+        control_s = self._clock() + self._config.control_s
         while True:
             await asyncio.sleep(self._config.tick_s)
             now = self._clock()
             self._ledger.observe_link((), now)
+            if now >= control_s:
+                control_s = now + self._config.control_s
+                rate = LinkRate(link_bps=self._ledger.link_bps())
+                self._fleet.observe(rate, *self._ledger.loads(now))
             self._fleet.tick()
             if self._controller is not None:
                 self._controller.update(self._ledger, now)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Container
 from functools import partial
 from typing import ClassVar, TypeVar
 
-from prfaas.core import RequestId
+from prfaas.core import RequestId, Role
 from prfaas.errors import PrfaasError, TransportError
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import (
+    Expect,
     Failed,
     Message,
+    Prefill,
     Work,
     plain_text,
     unpack_tokens,
@@ -25,6 +27,17 @@ from prfaas.transfer import Message as TransferMessage
 
 T = TypeVar("T")
 OnOver = Callable[["Job"], None]
+
+
+def admits(role: Role, work: Work) -> bool:
+    """Whether a node in this role takes this kind of work."""
+    match work:
+        case Prefill():
+            return role.prefills
+        case Expect():
+            return role.decodes
+    # A prompt of one token leaves nothing to ship under Handoff.BEFORE_LAST.
+    return role is Role.MIXED or (work.num_tokens == 1 and role.decodes)
 
 
 class Job(ABC):
@@ -104,12 +117,24 @@ class Job(ABC):
             self.node.schedule.remove(self.key)
             self._end(reason, code)
 
-    def fail(self, reason: str, *, retryable: bool = True, at_fault: str = "") -> None:
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the node's present role would admit it."""
+        return admits(self.node.role, self.work)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the engine has worked for it."""
+        return True
+
+    def fail(
+        self, reason: str, *, retryable: bool = True, at_fault: str = "", busy: bool = False
+    ) -> None:
         """Tells the gateway that the attempt failed, unless it was cancelled before. The caller
         cancels or releases the job."""
         if self.is_cancelled:
             return
-        self.node.counters["failed"] += 1
+        self.node.counters["given_back" if busy else "failed"] += 1
         self.reply(
             Failed(
                 request_id=self.work.request_id,
@@ -118,6 +143,7 @@ class Job(ABC):
                 reason=reason,
                 retryable=retryable,
                 at_fault=at_fault,
+                busy=busy,
             )
         )
 

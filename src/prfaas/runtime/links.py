@@ -86,6 +86,8 @@ def _node_up(info: NodeInfo) -> NodeUp:
             kind=ClusterKind(info.kind),
             role=Role(info.role),
             epoch=info.epoch,
+            max_active=info.max_active,
+            num_slots=info.num_slots,
         )
     except ValueError as error:
         raise RemoteProtocolError(f"a worker introduced itself wrongly: {error}") from error

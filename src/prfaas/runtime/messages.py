@@ -176,20 +176,30 @@ class NodeInfo(_Message, frozen=True, kw_only=True):
     role: str
     epoch: int
     block_size: int
+    max_active: int | None = None
+    num_slots: int | None = None
 
 
 class SetRole(_Message, frozen=True, kw_only=True):
-    """Gateway to worker: admit this kind of work from now on."""
+    """Gateway to worker: admit this kind of work from now on.
+
+    ``prefill_budget`` bounds the prompt tokens per decode step of a MIXED node; 0 sets no bound.
+    """
 
     role: str
     plan_epoch: int
+    prefill_budget: int = 0
 
 
 class RoleSet(_Message, frozen=True, kw_only=True):
-    """Worker to every gateway: this is the role from now on, whatever was asked for."""
+    """Worker to every gateway: this is the role from now on, whatever was asked for.
+
+    ``phase`` is a `ChangePhase`: the work of an earlier role may have to end first.
+    """
 
     role: str
     plan_epoch: int
+    phase: str = "done"
 
 
 class CacheBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from prfaas.core import (
 from prfaas.errors import ConfigError
 from prfaas.hashing import block_hashes, hash_granules, root_hash
 from prfaas.policy.schedule import StepSchedule
+from prfaas.runtime.conversion import Conversion
 from prfaas.runtime.tasks import Tasks
 from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
 from prfaas.spec import ModelSpec
@@ -48,6 +49,7 @@ class WorkerConfig:
         lease_s: a transfer without progress for so long is given up.
         put_bytes: pieces of an entry are sent once so many bytes are ready, or at the end.
         max_requests: requests held at a time; more are refused with a reason.
+        decode_slots: requests that decode at a time, others wait their turn; None: no limit.
         report_s: period of link samples and lease renewals.
         engine_niceness: added to the nice value of the engine's thread, where it computes on the
             same cores that move bytes; 0 leaves it alone.
@@ -62,6 +64,7 @@ class WorkerConfig:
     lease_s: float = 30.0
     put_bytes: int = 512 << 10
     max_requests: int = 256
+    decode_slots: int | None = None
     report_s: float = 0.1
     engine_niceness: int = 0
 
@@ -103,6 +106,10 @@ class WorkerConfig:
             raise ConfigError(
                 f"lease_s is {self.lease_s} and report_s {self.report_s}; they must be above 0, "
                 f"and a lease at most {MAX_LEASE_S} s"
+            )
+        if self.decode_slots is not None and self.decode_slots < 1:
+            raise ConfigError(
+                f"decode_slots is {self.decode_slots}; it must be at least 1, or None for no limit"
             )
         if not 1 <= self.put_bytes <= MAX_PUT_BYTES or self.max_requests < 1:
             raise ConfigError(
@@ -149,8 +156,8 @@ class Node:
         self.pool = pool
         self.clock = clock
         self.landing_hook = landing_hook
-        self.schedule = StepSchedule()
-        self.role = config.role
+        self.schedule = StepSchedule(max_decodes=config.decode_slots)
+        self.conversion = Conversion(config.role)
         self.counters: Counter[str] = Counter()
         self.tasks = Tasks()
         self.work_arrived = asyncio.Event()
@@ -164,6 +171,11 @@ class Node:
     @property
     def geometry(self) -> PoolGeometry:
         return self.pool.geometry
+
+    @property
+    def role(self) -> Role:
+        """What it admits now."""
+        return self.conversion.role
 
     @property
     def memory(self) -> Memory:

@@ -74,6 +74,10 @@ class PrefillJob(Job):
             self.release()
 
     @property
+    def is_begun(self) -> bool:
+        return self._started_s is not None
+
+    @property
     def peer_line(self) -> Line | None:
         return None if self._outgoing is None else self._outgoing.line
 

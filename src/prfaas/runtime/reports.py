@@ -18,7 +18,7 @@ from prfaas.runtime.messages import (
     Status,
 )
 from prfaas.runtime.node import Node
-from prfaas.seams import Delivery
+from prfaas.seams import ChangePhase, Delivery
 
 MAX_HASHES = 100_000
 """In one message, which must fit into a frame."""
@@ -45,6 +45,8 @@ class Reports:
                 role=self._node.role.value,
                 epoch=config.epoch,
                 block_size=self._node.geometry.block_size,
+                max_active=config.max_requests,
+                num_slots=config.decode_slots,
             )
         )
         self.cache()  # earlier events are in the snapshot
@@ -88,9 +90,9 @@ class Reports:
         if samples:
             self._tell(Rates(deliveries=samples))
 
-    def role(self, plan_epoch: int) -> None:
+    def role(self, plan_epoch: int, phase: ChangePhase) -> None:
         """The role that is in force, after a plan asked for one."""
-        self._tell(RoleSet(role=self._node.role.value, plan_epoch=plan_epoch))
+        self._tell(RoleSet(role=self._node.role.value, plan_epoch=plan_epoch, phase=phase.value))
 
     def status(self, line: Line, num_jobs: int) -> None:
         """Counts and configuration, for whoever asks."""

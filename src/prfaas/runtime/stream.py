@@ -18,6 +18,7 @@ class TokenStream:
         self._num_out = 0
         self._ready_s = 0.0
         self._wait_s: float | None = None
+        self._started_s = 0.0
         self._steps_s = 0.0
         self._num_steps = 0
 
@@ -41,10 +42,12 @@ class TokenStream:
         started_s = job.node.clock()
         if self._wait_s is None:
             self._wait_s = started_s - self._ready_s
+            self._started_s = started_s
         result = await job.in_engine(partial(job.node.engine.decode, job.key, self._token))
         if result is None:
             return
-        self._steps_s += job.node.clock() - started_s
+        # From token to token, with the turns of other requests: what a step of the batch takes.
+        self._steps_s = job.node.clock() - self._started_s
         self._num_steps += 1
         self._token = result.token
         self.tell(result)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 from prfaas.core import RequestId, Role
 from prfaas.errors import (
@@ -14,9 +15,9 @@ from prfaas.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from prfaas.policy.schedule import DecodeStep, PrefillStep
+from prfaas.policy.schedule import DecodeStep, PrefillStep, decode_rounds
 from prfaas.runtime.decode import DecodeJob
-from prfaas.runtime.job import Job
+from prfaas.runtime.job import Job, admits
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import (
     CONTROL,
@@ -40,7 +41,7 @@ from prfaas.runtime.peers import PeerLines
 from prfaas.runtime.prefill import PrefillJob
 from prfaas.runtime.reports import Reports
 from prfaas.runtime.tasks import Tasks, report
-from prfaas.seams import Channel, Hello, Listener, Transport
+from prfaas.seams import ChangePhase, Channel, Hello, Listener, Transport
 from prfaas.transfer import EndCode, Offer, Reject
 from prfaas.transfer import decode as decode_transfer
 
@@ -51,10 +52,15 @@ class Worker:
     Args:
         node: its resources; closed together with the worker.
         transport: carries control frames and entries.
+        on_role: called in the engine's thread when the work of an earlier role has ended, before
+            the node counts as converted, e.g. to recapture graphs. If it raises, the worker ends.
     """
 
-    def __init__(self, node: Node, transport: Transport) -> None:
+    def __init__(
+        self, node: Node, transport: Transport, *, on_role: Callable[[Role], None] | None = None
+    ) -> None:
         self._node = node
+        self._on_role = on_role
         self._transport = transport
         config = node.config
         self._hello = Hello(
@@ -72,6 +78,7 @@ class Worker:
         self._jobs: dict[str, Job] = {}
         self._tasks = Tasks()
         self._is_closing = False
+        self._is_converting = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -200,13 +207,56 @@ class Worker:
                 raise RemoteProtocolError(f"a worker takes no {type(message).__name__}")
 
     def _set_role(self, message: SetRole) -> None:
+        node = self._node
         try:
             wanted = Role(message.role)
         except ValueError as error:
             raise RemoteProtocolError(f"unknown role {message.role!r}") from error
-        if self._node.config.allows(wanted):
-            self._node.role = wanted
-        self._reports.role(message.plan_epoch)
+        if message.prefill_budget < 0:
+            raise RemoteProtocolError(f"prefill_budget is {message.prefill_budget}")
+        phase = ChangePhase.FAILED
+        if node.config.allows(wanted):
+            phase = node.conversion.ask(wanted, message.plan_epoch)
+        if phase is not ChangePhase.FAILED:
+            segment = node.engine.segment_tokens
+            node.schedule.pace(decode_rounds(segment, message.prefill_budget or None))
+        if phase is ChangePhase.STARTED:
+            self._give_back()
+            if self._is_drained and self._on_role is None:
+                node.conversion.drained()
+                phase = ChangePhase.DONE
+        self._reports.role(message.plan_epoch, phase)
+        self._check_drained()
+
+    def _give_back(self) -> None:
+        """Prompts that nobody has begun are sent elsewhere: they need not wait for this node."""
+        for job in tuple(self._jobs.values()):
+            if not job.is_allowed and not job.is_begun:
+                reason = f"{self._hello.node_id} changes its role to {self._node.role.value}"
+                job.fail(reason, at_fault=self._hello.node_id, busy=True)
+                job.cancel(reason)
+
+    @property
+    def _is_drained(self) -> bool:
+        """Whether the present role would admit everything that is here."""
+        return all(job.is_allowed for job in self._jobs.values())
+
+    def _check_drained(self) -> None:
+        if self._node.conversion.is_draining and not self._is_converting and self._is_drained:
+            self._is_converting = True
+            self._tasks.spawn(self._until_it_fails(self._convert()))
+
+    async def _convert(self) -> None:
+        node, role = self._node, self._node.role
+        try:
+            if self._on_role is not None:
+                await node.in_engine(partial(self._on_role, role))
+        finally:
+            self._is_converting = False
+        if node.role is role:
+            self._reports.role(node.conversion.drained(), ChangePhase.DONE)
+        else:  # called back meanwhile
+            self._check_drained()
 
     def _admit(self, line: Line, work: Work) -> None:
         refusal, busy = self._refusal(work), True
@@ -238,16 +288,9 @@ class Worker:
 
     def _refusal(self, work: Work) -> str | None:
         role = self._node.role
-        # A prompt of one token leaves nothing to ship under Handoff.BEFORE_LAST.
-        is_replay = work.num_tokens == 1 and role.decodes
-        allowed = {
-            Prefill: role.prefills,
-            Expect: role.decodes,
-            Generate: role is Role.MIXED or is_replay,
-        }[type(work)]
         if self._is_closing:
             return "the worker shuts down"
-        if not allowed:
+        if not admits(role, work):
             return f"role {role.value} admits no {type(work).__name__}; wait for the next plan"
         if work.key in self._jobs:
             return f"attempt {work.key!r} is here already"
@@ -275,6 +318,7 @@ class Worker:
         del self._jobs[job.key]
         if not self._jobs:
             self._is_idle.set()
+        self._check_drained()
 
     async def _run_engine(self) -> None:
         node = self._node

@@ -12,18 +12,36 @@ if TYPE_CHECKING:
     from prfaas.testing.cache import check_cache
     from prfaas.testing.engine import FakeEngine
     from prfaas.testing.engine_check import check_engine
+    from prfaas.testing.profile_engine import ProfileEngine
+    from prfaas.testing.relay import Relay, RelayConfig, Route, relay_process
     from prfaas.testing.router import check_router
     from prfaas.testing.transport import check_transport
 
 _LAZY = {
     "FakeEngine": "prfaas.testing.engine",
+    "ProfileEngine": "prfaas.testing.profile_engine",
+    "Relay": "prfaas.testing.relay",
+    "RelayConfig": "prfaas.testing.relay",
+    "Route": "prfaas.testing.relay",
+    "relay_process": "prfaas.testing.relay",
     "check_cache": "prfaas.testing.cache",
     "check_engine": "prfaas.testing.engine_check",
     "check_router": "prfaas.testing.router",
     "check_transport": "prfaas.testing.transport",
 }
 
-__all__ = ["FakeEngine", "check_cache", "check_engine", "check_router", "check_transport"]
+__all__ = [
+    "FakeEngine",
+    "ProfileEngine",
+    "Relay",
+    "RelayConfig",
+    "Route",
+    "check_cache",
+    "check_engine",
+    "check_router",
+    "check_transport",
+    "relay_process",
+]
 
 
 def __getattr__(name: str) -> object:

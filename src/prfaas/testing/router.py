@@ -3,55 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TypeAlias
 
 import attrs
 
-from prfaas.core import ClusterId, ClusterKind, NodeId, RequestId, Role
+from prfaas.core import ClusterKind, NodeId, RequestId, Role
 from prfaas.errors import CapacityError
 from prfaas.seams import (
-    ClusterView,
     NodeHit,
-    NodeView,
     RequestOutcome,
     RoutedRequest,
     Router,
     RouteReason,
     RoutingDecision,
 )
+from prfaas.testing.still_view import StillView, example_views, pd_nodes, prfaas_nodes
+
+__all__ = ["MakeRouter", "StillView", "check_router"]
 
 MakeRouter: TypeAlias = Callable[[], Router]
 
 _NUM_TOKENS = 40_000
 _NUM_MISSES = 400
-
-
-@attrs.frozen(kw_only=True)
-class StillView(ClusterView):
-    """A `ClusterView` in which nothing happens.
-
-    Attributes:
-        views: the nodes that are up.
-        hits: predicted hits; nodes that are not named have none.
-        rate_bps: link rate.
-        version: any number.
-    """
-
-    views: Sequence[NodeView]
-    hits: Mapping[NodeId, NodeHit] = attrs.field(factory=dict)
-    rate_bps: float | None = None
-    version: int = 7
-
-    def nodes(self) -> Sequence[NodeView]:
-        return self.views
-
-    def hit(self, node_id: NodeId, request: RoutedRequest) -> NodeHit:
-        return self.hits.get(node_id, NodeHit())
-
-    def link_bps(self) -> float | None:
-        return self.rate_bps
 
 
 def check_router(make_router: MakeRouter) -> None:
@@ -65,6 +40,7 @@ def check_router(make_router: MakeRouter) -> None:
     """
     _check_decisions(make_router)
     _check_refusals(make_router)
+    _check_limits(make_router)
     _check_exclusion(make_router)
     _check_repeatable(make_router)
     _check_names(make_router)
@@ -74,7 +50,7 @@ def check_router(make_router: MakeRouter) -> None:
 
 def _check_decisions(make_router: MakeRouter) -> None:
     router = make_router()
-    for number, view in enumerate(_views()):
+    for number, view in enumerate(example_views()):
         for num_tokens in (1, 64, 65, 2_000, _NUM_TOKENS, 200_000):
             request = RoutedRequest(request_id=RequestId(f"r{number}"), num_tokens=num_tokens)
             clipped = attrs.evolve(view, hits=_clipped(view.hits, num_tokens))
@@ -93,14 +69,13 @@ def _check_decision(decision: RoutingDecision, request: RoutedRequest, view: Sti
         raise AssertionError(f"{decision} names a node that is not up")
     _require(decision.request_id == request.request_id, f"{decision} is for another request")
     _require(decode.kind is ClusterKind.PD, f"{decision} decodes in a PRFAAS cluster")
-    _require(decode.role.decodes, f"{decision} decodes on a {decode.role.value} node")
-    _require(prefill.role.prefills, f"{decision} prefills on a {prefill.role.value} node")
+    _require(decode.takes(Role.DECODE), f"{decision} decodes on {decode}")
+    _require(prefill.takes(Role.PREFILL), f"{decision} prefills on {prefill}")
     is_remote = prefill.kind is ClusterKind.PRFAAS
     _require(decision.offloaded is is_remote, f"{decision} does not say where it prefills")
-    hit = view.hit(prefill.node_id, request)
     _require(
-        decision.cached_tokens <= hit.num_cached_tokens < request.num_tokens,
-        f"{decision} predicts a larger hit than {hit}",
+        is_remote or prefill.cluster_id == decode.cluster_id,
+        f"{decision} prefills in one PD cluster and decodes in another",
     )
     _require(
         decision.cached_tokens + decision.uncached_tokens == request.num_tokens,
@@ -116,23 +91,79 @@ def _check_decision(decision: RoutingDecision, request: RoutedRequest, view: Sti
     ttft_s = decision.predicted_ttft_s
     _require(ttft_s is None or ttft_s >= 0, f"{decision} predicts a negative TTFT")
     _require(decision.view_version == view.version, f"{decision} read another view")
-    _check_reason(decision)
+    _check_hit(decision, request, view)
+    _check_reason(decision, request, view)
 
 
-def _check_reason(decision: RoutingDecision) -> None:
+def _check_hit(decision: RoutingDecision, request: RoutedRequest, view: StillView) -> None:
+    """The hit is the prefill node's own, or that of a node whose prefix goes there first."""
+    usable = view.hit(decision.prefill_node, request).num_cached_tokens
+    if decision.prefix_node is None:
+        _require(
+            decision.prefix_tokens == decision.prefix_bytes == 0,
+            f"{decision} moves a prefix of no node",
+        )
+    else:
+        source = view.hit(decision.prefix_node, request).num_cached_tokens
+        _require(
+            usable < decision.prefix_tokens <= source,
+            f"{decision} moves a prefix that is not there, or is not longer than {usable}",
+        )
+        _require(decision.prefix_bytes > 0, f"{decision} moves a prefix without bytes")
+        usable = decision.prefix_tokens
+    _require(
+        decision.cached_tokens <= usable < request.num_tokens,
+        f"{decision} predicts a larger hit than {usable}",
+    )
+
+
+def _check_reason(decision: RoutingDecision, request: RoutedRequest, view: StillView) -> None:
+    able = [
+        node
+        for node in view.views
+        if node.takes(Role.PREFILL) and node.node_id not in request.excluded
+    ]
+    cluster = next(n.cluster_id for n in view.views if n.node_id == decision.decode_node)
+    remote = [node for node in able if node.kind is ClusterKind.PRFAAS]
+    local = [node for node in able if node.cluster_id == cluster]
     is_long = decision.routed_tokens > decision.threshold_tokens
-    expected = {
-        (False, False): RouteReason.SHORT,
-        (False, True): RouteReason.LOCAL_DOWN,
-        (True, True): RouteReason.LONG,
-        (True, False): RouteReason.REMOTE_DOWN,
-    }[is_long, decision.offloaded]
-    _require(decision.reason is expected, f"{decision}: the reason should be {expected}")
+    # A sparse view shows one node per hit: that one is full, others need not be.
+    enough = any if view.is_sparse else all
+    is_remote_full = bool(remote) and enough(node.is_full for node in remote)
+    holds = {
+        RouteReason.SHORT: not is_long and not decision.offloaded,
+        RouteReason.LONG: is_long and decision.offloaded,
+        RouteReason.REMOTE_DOWN: not remote and not decision.offloaded,
+        RouteReason.REMOTE_FULL: is_remote_full and not decision.offloaded,
+        RouteReason.LOCAL_DOWN: decision.offloaded
+        and (not local or enough(node.is_full for node in local)),
+        RouteReason.LINK_DOWN: not decision.offloaded,
+        RouteReason.CHEAPER_LOCAL: not decision.offloaded,
+        RouteReason.CHEAPER_REMOTE: decision.offloaded,
+    }
+    _require(holds[decision.reason], f"{decision}: its reason does not hold")
+
+
+def _check_limits(make_router: MakeRouter) -> None:
+    """A node at its limit gets nothing while an equal one has room."""
+    for name in ("r0", "p0", "d0"):
+        views = (
+            prfaas_nodes("r", 2) + pd_nodes("p", 2, Role.PREFILL) + pd_nodes("d", 2, Role.DECODE)
+        )
+        full = [attrs.evolve(v, max_active=0 if v.node_id == name else None) for v in views]
+        for seed in range(8):
+            for num_tokens in (1, 200_000):
+                request = attrs.evolve(_request(), num_tokens=num_tokens)
+                decision = make_router().route(request, StillView(views=full), 0.0, Random(seed))
+                _require(
+                    name not in (decision.decode_node, decision.prefill_node),
+                    f"{decision} goes to {name}, which is full, and its twin is idle",
+                )
 
 
 def _check_refusals(make_router: MakeRouter) -> None:
-    remote, local = _remote("r", 2), _local("p", 2, Role.PREFILL)
-    decoders = _local("d", 2, Role.DECODE)
+    remote, local = prfaas_nodes("r", 2), pd_nodes("p", 2, Role.PREFILL)
+    decoders = pd_nodes("d", 2, Role.DECODE)
     for views, lack in (([], "nodes"), (remote + local, "decoders"), (decoders, "prefillers")):
         router, before = make_router(), make_router().threshold_tokens
         try:
@@ -144,7 +175,7 @@ def _check_refusals(make_router: MakeRouter) -> None:
 
 
 def _check_exclusion(make_router: MakeRouter) -> None:
-    views = _remote("r", 2) + _local("p", 2, Role.PREFILL) + _local("d", 2, Role.DECODE)
+    views = prfaas_nodes("r", 2) + pd_nodes("p", 2, Role.PREFILL) + pd_nodes("d", 2, Role.DECODE)
     everything = {node.node_id: NodeHit(num_held_tokens=6_400) for node in views}
     view = StillView(views=views, hits=everything)
     for kept in ("r0 p0 d0", "r1 d1", "p1 d0"):
@@ -164,7 +195,7 @@ def _check_exclusion(make_router: MakeRouter) -> None:
 def _check_repeatable(make_router: MakeRouter) -> None:
     one, two = make_router(), make_router()
     rngs = Random(11), Random(11)
-    for step, view in enumerate(_views() * 3):
+    for step, view in enumerate(example_views() * 3):
         request = attrs.evolve(_request(), num_tokens=1_000 * 3 ** (step % 5))
         view = attrs.evolve(view, hits=_clipped(view.hits, request.num_tokens))
         first = one.route(request, view, float(step), rngs[0])
@@ -176,7 +207,7 @@ def _check_repeatable(make_router: MakeRouter) -> None:
 
 
 def _check_names(make_router: MakeRouter) -> None:
-    for view in _views():
+    for view in example_views():
         names = [node.node_id for node in view.views]
         renamed = dict(zip(names, (NodeId(f"x{i}") for i in range(len(names), 0, -1)), strict=True))
         twin = attrs.evolve(
@@ -195,21 +226,23 @@ def _check_names(make_router: MakeRouter) -> None:
 
 
 def _check_ties(make_router: MakeRouter) -> None:
-    decoders = _local("d", 2, Role.DECODE)
-    view = StillView(views=_remote("r", 4) + _local("p", 4, Role.PREFILL) + decoders)
-    router, rng = make_router(), Random(5)
-    chosen: Counter[NodeId] = Counter()
-    for _ in range(_NUM_MISSES):
-        chosen[router.route(_request(), view, 0.0, rng).prefill_node] += 1
-    share = _NUM_MISSES / 4
-    _require(
-        all(0.6 * share <= count <= 1.4 * share for count in chosen.values()) and len(chosen) == 4,
-        f"{_NUM_MISSES} misses on 4 idle equal nodes went {dict(chosen)}; spread ties by rng",
-    )
+    decoders = pd_nodes("d", 2, Role.DECODE)
+    nodes = prfaas_nodes("r", 4) + pd_nodes("p", 4, Role.PREFILL) + decoders
+    for is_sparse in (False, True):
+        view = StillView(views=nodes, is_sparse=is_sparse)
+        router, rng = make_router(), Random(5)
+        chosen: Counter[NodeId] = Counter()
+        for _ in range(_NUM_MISSES):
+            chosen[router.route(_request(), view, 0.0, rng).prefill_node] += 1
+        share = _NUM_MISSES / 4
+        _require(
+            all(0.6 * share <= n <= 1.4 * share for n in chosen.values()) and len(chosen) == 4,
+            f"{_NUM_MISSES} misses on 4 idle equal nodes went {dict(chosen)}; spread ties by rng",
+        )
 
 
 def _check_failures(make_router: MakeRouter) -> None:
-    router, view = make_router(), _views()[0]
+    router, view = make_router(), example_views()[0]
     decision = router.route(_request(), view, 0.0, Random(0))
     for ok in (False, True, False):
         router.observe(RequestOutcome(decision=decision, ok=ok), 1.0)
@@ -225,30 +258,6 @@ def _request() -> RoutedRequest:
     return RoutedRequest(request_id=RequestId("r"), num_tokens=_NUM_TOKENS)
 
 
-def _views() -> list[StillView]:
-    """Clusters that can serve: whole, without one side, mixed, loaded, and with caches."""
-    remote, local = _remote("r", 3), _local("p", 2, Role.PREFILL)
-    decoders = _local("d", 2, Role.DECODE)
-    busy = [
-        attrs.evolve(node, num_active=i, queued_tokens=30_000 * i, prefill_tokens_per_s=9_000.0)
-        for i, node in enumerate(remote + local + decoders)
-    ]
-    hits = {
-        NodeId("p0"): NodeHit(num_cached_tokens=32_000, num_held_tokens=38_400),
-        NodeId("r1"): NodeHit(num_cached_tokens=6_400, num_held_tokens=6_400),
-        NodeId("d1"): NodeHit(num_cached_tokens=0, num_held_tokens=12_800),
-    }
-    return [
-        StillView(views=remote + local + decoders),
-        StillView(views=local + decoders),
-        StillView(views=remote + decoders),
-        StillView(views=remote + _local("m", 2)),
-        StillView(views=_local("m", 1)),
-        StillView(views=busy, rate_bps=1e9),
-        StillView(views=busy, hits=hits, rate_bps=1e9),
-    ]
-
-
 def _clipped(hits: Mapping[NodeId, NodeHit], num_tokens: int) -> dict[NodeId, NodeHit]:
     return {
         node_id: NodeHit(
@@ -257,28 +266,3 @@ def _clipped(hits: Mapping[NodeId, NodeHit], num_tokens: int) -> dict[NodeId, No
         )
         for node_id, hit in hits.items()
     }
-
-
-def _remote(name: str, num: int) -> list[NodeView]:
-    return _nodes(name, num, ClusterKind.PRFAAS, Role.PREFILL)
-
-
-def _local(name: str, num: int, role: Role = Role.MIXED) -> list[NodeView]:
-    return _nodes(name, num, ClusterKind.PD, role)
-
-
-def _nodes(name: str, num: int, kind: ClusterKind, role: Role) -> list[NodeView]:
-    return [
-        NodeView(
-            node_id=NodeId(f"{name}{i}"),
-            cluster_id=ClusterId(kind.value),
-            kind=kind,
-            role=role,
-            epoch=1,
-            num_active=0,
-            queued_tokens=0,
-            prefill_tokens_per_s=None,
-            decode_step_s=None,
-        )
-        for i in range(num)
-    ]
