@@ -26,6 +26,7 @@ from prfaas.capacity import (
     stage_rates,
     time_slicing_loss,
 )
+from prfaas.capacity.load import LoadCurves
 from prfaas.errors import ConfigError
 from prfaas.spec import preset
 
@@ -360,6 +361,32 @@ def test_a_quantile_sample_of_the_law_gives_the_laws_rates():
     assert best_threshold(PRFAAS_PD, law).max_rate.requests_per_s == percent(3.226, 0.2)
 
 
+def test_in_the_mean_form_the_best_threshold_need_not_be_a_crossing():
+    """Half short, half very long: the mean of all is cheaper than half of the long ones."""
+    lengths = EmpiricalLengths((100,) * 50 + (100_000,) * 50)
+    square = PrefillProfile.sampled(lambda n: 1e-9 * n * n, range(10, 100_011, 10))
+    deployment = attrs.evolve(PRFAAS_PD, remote_profile=square, local_profile=square)
+    assert best_threshold(deployment, lengths).rates.offload_fraction == 1
+    truth = best_threshold(deployment, lengths, RateForm.EXPECTATION)
+    assert truth.rates.offload_fraction == 0.5
+
+
+@pytest.mark.parametrize("distance", [1e-7, 1e-6, 1e-5])
+def test_the_mean_of_a_tiny_share_stays_on_its_side_of_the_threshold(distance):
+    loads = LoadCurves(LENGTHS, RateForm.MEAN)
+    seen = []
+
+    def function(num_tokens):
+        seen.append(num_tokens)
+        return 1.0
+
+    high, low = 131_072 - distance, 128 + distance
+    assert loads.above(function)(high) == LENGTHS.share_above(high)
+    assert high <= seen.pop() <= 131_072
+    assert loads.below(function)(low) == 1 - LENGTHS.share_above(low)
+    assert 128 <= seen.pop() <= low
+
+
 def test_a_narrow_peak_beside_a_plateau_almost_as_high_is_found():
     """Three local prefill instances are decode-bound at 1.786 over a wide range of t."""
     start = attrs.evolve(
@@ -489,7 +516,8 @@ def test_a_quantile_inverts_the_share():
     assert LENGTHS.quantile(0.9) == percent(62_410, 0.01)
     assert (LENGTHS.quantile(0), LENGTHS.quantile(1)) == (128, 131_072)
     far = LogNormalLengths(mu=9.9, sigma=0.1, min_tokens=10, max_tokens=1e9)
-    assert far.quantile(1 - 2**-53) < 1e5  # the law's edge has no share that floats can tell
+    assert (far.quantile(0), far.quantile(1)) == (10, 1e9)  # the plain law has no such quantiles
+    assert far.quantile(1 - 2**-53) < 1e5
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40).map(tuple), st.floats(0, 1))
@@ -534,6 +562,7 @@ def test_a_decode_step_within_the_slo():
     assert profile.batch_within(0.025) == 20
     assert profile.batch_within(0.0249) == 19
     assert profile.batch_within(0.009) == 0
+    assert DecodeProfile(base_s=0.1, per_request_s=0.1).batch_within(0.3) == 2  # 0.3 - 0.1 < 0.2
     constant = DecodeProfile.constant(0.025)
     assert (constant.step_s(1), constant.step_s(99)) == (0.025, 0.025)
     assert constant.batch_within(0.025) is None

@@ -7,6 +7,7 @@ import pytest
 from prfaas.core import BlockHash, DType, GroupId, NodeId
 from prfaas.errors import ConfigError, RemoteProtocolError
 from prfaas.policy import GlobalPrefixIndex
+from prfaas.policy.node_set import members
 from prfaas.seams import CacheEvent, NodeHit
 from prfaas.spec import FullAttentionSpec, LinearStateSpec, MLASpec, ModelSpec, SlidingWindowSpec
 
@@ -213,6 +214,199 @@ def test_sizes_are_checked() -> None:
     with pytest.raises(ConfigError, match="block_size of node 'n' is 0 granules"):
         index.add(NODE, 2, block_size=0)
     assert index.apply(NODE, 1, CacheEvent(sequence=1, group_id=FULL)), "epoch 1 still stands"
+
+
+NODES = tuple(NodeId(f"n{i}") for i in range(6))
+
+
+def levels_of(
+    index: GlobalPrefixIndex, num_tokens: int = LONG, hashes: Sequence[BlockHash] = HASHES
+) -> dict[tuple[int, int], set[NodeId]]:
+    """Nodes by (cached, held) tokens; asserts that each is named once and agrees with `hit`."""
+    positions = {index.position(node_id): node_id for node_id in index_nodes(index)}
+    levels: dict[tuple[int, int], set[NodeId]] = {}
+    for level in index.levels(hashes, num_tokens):
+        key = level.hit.num_cached_tokens, level.hit.num_held_tokens
+        assert key not in levels
+        levels[key] = {positions[position] for position in members(level.nodes)}
+    named = [node_id for nodes in levels.values() for node_id in nodes]
+    assert len(named) == len(set(named))
+    for node_id in positions.values():
+        hit = index.hit(node_id, hashes, num_tokens)
+        key = hit.num_cached_tokens, hit.num_held_tokens
+        assert key == (0, 0) if node_id not in named else node_id in levels[key]
+    return levels
+
+
+def index_nodes(index: GlobalPrefixIndex) -> list[NodeId]:
+    return list(index._mirrors)
+
+
+def filled(depths: dict[NodeId, int], *, block_size: int = 1) -> GlobalPrefixIndex:
+    """Nodes that hold so many granules of the prompt, state at the end of them included."""
+    index = GlobalPrefixIndex(SPEC.groups, granule_tokens=SPEC.granule_tokens)
+    for node_id, depth in depths.items():
+        index.add(node_id, 1, block_size=block_size)
+        store(index, node_id, HASHES[block_size - 1 : depth : block_size])
+    return index
+
+
+def store(index: GlobalPrefixIndex, node_id: NodeId, hashes: Sequence[BlockHash]) -> None:
+    for sequence, group in enumerate(SPEC.groups, 1):
+        stored = hashes if group.layer_spec.is_token_kind else hashes[-1:]
+        event = CacheEvent(sequence=sequence, group_id=group.group_id, stored=tuple(stored))
+        assert index.apply(node_id, 1, event)
+    index.check()
+
+
+def test_levels_part_the_nodes_by_their_hit() -> None:
+    index = filled(dict(zip(NODES, (3, 20, 3, 0, 32, 20), strict=True)))
+    assert levels_of(index) == {
+        (192, 192): {NODES[0], NODES[2]},
+        (1280, 1280): {NODES[1], NODES[5]},
+        (2048, 2048): {NODES[4]},
+    }
+    assert levels_of(index, hashes=HASHES[:2], num_tokens=130) == {
+        (0, 128): {NODES[0], NODES[1], NODES[2], NODES[4], NODES[5]}
+    }
+    assert levels_of(index, hashes=HASHES[:2], num_tokens=63) == {}
+    assert levels_of(index, hashes=(), num_tokens=9) == {}
+    assert levels_of(index, hashes=[BlockHash(b"x" * 16)], num_tokens=64) == {}
+
+
+def test_rows_without_state_are_held_and_serve_only_as_far_as_the_state() -> None:
+    index = filled(dict(zip(NODES[:3], (4, 9, 20), strict=True)))
+    # The second node loses its state, and the third gets more rows than state.
+    slots = (WINDOW, LINEAR)
+    for sequence, group_id in enumerate(slots, 5):
+        event = CacheEvent(sequence=sequence, group_id=group_id, removed=tuple(at(9)))
+        assert index.apply(NODES[1], 1, event)
+    for sequence, group_id in enumerate((FULL, MLA), 5):
+        event = CacheEvent(sequence=sequence, group_id=group_id, stored=tuple(HASHES[20:30]))
+        assert index.apply(NODES[2], 1, event)
+    index.check()
+    assert levels_of(index) == {
+        (256, 256): {NODES[0]},
+        (0, 576): {NODES[1]},
+        (1280, 1920): {NODES[2]},
+    }
+    index.apply(NODES[1], 1, CacheEvent(sequence=7, group_id=LINEAR, stored=tuple(at(2, 7))))
+    index.apply(NODES[1], 1, CacheEvent(sequence=8, group_id=WINDOW, stored=tuple(at(2, 8))))
+    assert levels_of(index)[128, 576] == {NODES[1]}
+
+
+def test_the_usable_level_ends_before_the_last_token() -> None:
+    index = filled(dict(zip(NODES[:3], (4, 5, 6), strict=True)))
+    for node_id, before in zip(NODES[:3], (4, 5, 6), strict=True):
+        for sequence, group_id in enumerate((WINDOW, LINEAR), 5):
+            event = CacheEvent(
+                sequence=sequence, group_id=group_id, stored=tuple(at(*range(1, before)))
+            )
+            index.apply(node_id, 1, event)
+    assert levels_of(index, num_tokens=5 * 64) == {
+        (256, 256): {NODES[0]},
+        (256, 320): {NODES[1], NODES[2]},
+    }
+
+
+def test_nodes_of_several_block_sizes_meet_in_one_level() -> None:
+    index = filled({NODES[0]: 8, NODES[1]: 4})
+    for node_id, size in ((NODES[2], 4), (NODES[3], 2)):
+        index.add(node_id, 1, block_size=size)
+        store(index, node_id, HASHES[size - 1 : 8 : size])
+    assert levels_of(index) == {
+        (512, 512): {NODES[0], NODES[2], NODES[3]},
+        (256, 256): {NODES[1]},
+    }
+    index.drop(NODES[3])
+    index.check()
+    assert levels_of(index, num_tokens=8 * 64) == {
+        (256, 256): {NODES[1]},
+        (0, 512): {NODES[0], NODES[2]},
+    }
+
+
+def test_H38_a_position_is_reused_and_brings_nothing_along() -> None:
+    index = filled(dict(zip(NODES[:3], (9, 9, 5), strict=True)))
+    position = index.position(NODES[0])
+    version = index.version
+    index.drop(NODES[0])
+    index.check()
+    assert index.version > version
+    assert levels_of(index) == {(576, 576): {NODES[1]}, (320, 320): {NODES[2]}}
+    index.add(NODES[3], 1, block_size=2)
+    assert index.position(NODES[3]) == position
+    assert levels_of(index) == {(576, 576): {NODES[1]}, (320, 320): {NODES[2]}}
+    index.add(NODES[2], 2)
+    index.check()
+    assert levels_of(index) == {(576, 576): {NODES[1]}}
+    with pytest.raises(KeyError):
+        index.position(NODES[0])
+
+
+def test_H39_after_a_gap_no_level_names_the_node() -> None:
+    index = filled({NODES[0]: 9, NODES[1]: 9})
+    index.apply(NODES[0], 1, CacheEvent(sequence=99, group_id=FULL, stored=(HASHES[9],)))
+    index.check()
+    assert levels_of(index) == {(576, 576): {NODES[1]}}
+    snapshot = {g.group_id: HASHES[:12] for g in SPEC.groups}
+    version = index.version
+    assert index.resync(NODES[0], 1, 99, snapshot)
+    index.check()
+    assert index.version > version
+    assert levels_of(index) == {(768, 768): {NODES[0]}, (576, 576): {NODES[1]}}
+
+
+def test_a_hash_that_is_named_twice_counts_once() -> None:
+    index = filled({NODES[0]: 4, NODES[1]: 4})
+    twice = (HASHES[4], HASHES[4])
+    for sequence, group in enumerate(SPEC.groups, 5):
+        index.apply(
+            NODES[0], 1, CacheEvent(sequence=sequence, group_id=group.group_id, stored=twice)
+        )
+    index.check()
+    assert levels_of(index) == {(320, 320): {NODES[0]}, (256, 256): {NODES[1]}}
+    index.apply(NODES[0], 1, CacheEvent(sequence=9, group_id=FULL, removed=twice))
+    index.check()
+    assert levels_of(index) == {(256, 256): {NODES[0], NODES[1]}}
+
+
+@pytest.mark.parametrize(("said", "true"), [(1, 4), (4, 1), (2, 3), (3, 2), (1, 3), (4, 2)])
+def test_H39_blocks_of_another_size_than_said_are_found(said: int, true: int) -> None:
+    index = filled({NODES[0]: 24}, block_size=true)
+    index.add(NODES[1], 1, block_size=said)
+    store(index, NODES[1], HASHES[said - 1 : 24 : said])
+    levels_of(index)
+    assert index.misfits == frozenset()
+    index.add(NODES[2], 1, block_size=said)
+    store(index, NODES[2], HASHES[true - 1 : 24 : true])
+    levels_of(index)
+    assert index.misfits == {NODES[2]}
+    assert "1 of another block size than said" in repr(index)
+    index.add(NODES[2], 2, block_size=true)
+    levels_of(index)
+    assert index.misfits == frozenset()
+
+
+def test_hundreds_of_nodes_of_any_depth_agree_with_hit() -> None:
+    index = filled({NodeId(f"m{i}"): (i * 7) % 33 for i in range(300)})
+    levels = levels_of(index)
+    assert len(levels) == 32
+    assert sum(map(len, levels.values())) == 300 - 10, "every 33rd holds nothing"
+    for i in range(0, 300, 2):
+        index.drop(NodeId(f"m{i}"))
+    index.check()
+    assert sum(map(len, levels_of(index).values())) == 150 - 5
+
+
+def test_many_nodes_of_one_depth_cost_no_more_than_one() -> None:
+    looks = []
+    for num_nodes in (1, 200):
+        index = filled({NodeId(f"m{i}"): 20 for i in range(num_nodes)})
+        hashes = CountingHashes(HASHES)
+        assert len(index.levels(hashes, LONG)) == 1
+        looks.append(hashes.looks)
+    assert looks[0] == looks[1] <= 8
 
 
 class CountingHashes(list[BlockHash]):

@@ -7,11 +7,14 @@ import attrs
 import pytest
 
 from prfaas.core import BlockHash, ClusterId, ClusterKind, NodeId, RequestId, Role
-from prfaas.errors import CapacityError
+from prfaas.errors import CapacityError, ConfigError
 from prfaas.policy import (
     GlobalPrefixIndex,
     LinkEstimator,
     LoadLedger,
+    PredictionError,
+    PrefillTime,
+    RouterSettings,
     ThresholdController,
     ThresholdRouter,
 )
@@ -243,7 +246,8 @@ def test_H37_load_counts_in_tokens_not_in_requests() -> None:
     ten_short = node(P2, num_active=10, queued_tokens=1000)
     assert route(view(one_long, ten_short, node(D1)), 5000).prefill_node == P2
     one_long, ten_short = attrs.evolve(one_long, node_id=R1), attrs.evolve(ten_short, node_id=R2)
-    remote = [attrs.evolve(n, kind=ClusterKind.PRFAAS) for n in (one_long, ten_short)]
+    prfaas = {"kind": ClusterKind.PRFAAS, "cluster_id": ClusterId("prfaas")}
+    remote = [attrs.evolve(n, **prfaas) for n in (one_long, ten_short)]
     assert route(view(*remote, node(P1), node(D1)), 50_000).prefill_node == R2
 
 
@@ -359,20 +363,46 @@ def test_ttft_is_queue_then_the_slower_of_prefill_and_transfer() -> None:
     assert route(fast_link, 20_000).predicted_ttft_s == pytest.approx(0.5 + 2.0)
 
 
+class Spy(ThresholdController):
+    """Notes what a router tells it, and knows of the link what it is told."""
+
+    def __init__(self, t: int = T, *, utilisation: float | None = 0.1) -> None:
+        super().__init__(SPEC, band=(t, t))
+        self.lengths: list[int] = []
+        self.offered: list[tuple[int, float]] = []
+        self.is_down = False
+        self.load = utilisation
+
+    def observe(self, uncached_tokens: int) -> None:
+        self.lengths.append(uncached_tokens)
+
+    def observe_offered(self, num_bytes: int, now: float) -> None:
+        self.offered.append((num_bytes, now))
+
+    def utilisation(self, now: float) -> float | None:
+        return self.load
+
+    def is_link_down(self, now: float) -> bool:
+        return self.is_down
+
+
 def test_outcomes_feed_the_lengths_failed_ones_too() -> None:
-    router = ThresholdRouter(SPEC, ThresholdController(SPEC, band=(1, 131_072)))
-    everything = view()
+    spy = Spy()
+    router = ThresholdRouter(SPEC, spy)
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=101_000)
+    decision = router.route(request, view(hits={P2: 100_000}), 0.0, Random(0))
+    router.observe(RequestOutcome(decision=decision, ok=True), 0.0)
+    router.observe(RequestOutcome(decision=decision, ok=False), 0.0)
+    assert spy.lengths == [1000, 1000]
 
-    def routed(num_tokens: int, now: float) -> RoutingDecision:
+
+def test_the_controller_hears_what_is_offered_to_the_link() -> None:
+    spy = Spy()
+    router = ThresholdRouter(SPEC, spy)
+    for num_tokens in (10_000, 64_000):
         request = RoutedRequest(request_id=RequestId("r"), num_tokens=num_tokens)
-        return router.route(request, everything, now, Random(0))
-
-    t = routed(300, 0.0).threshold_tokens
-    for i in range(200):
-        outcome = RequestOutcome(decision=routed(300 + 100 * (i % 2), 0.0), ok=i % 2 == 0)
-        router.observe(outcome, 0.0)
-    assert routed(300, 10.0).threshold_tokens == 300 < t
-    assert "t=300" in repr(router)
+        router.route(request, view(hits={D1: 6400}), 3.0, Random(0))
+    assert spy.offered == [(SPEC.kv_bytes_delta(64_000, 6400), 3.0)]
 
 
 def make_ledger(*names: NodeId) -> LoadLedger:
@@ -455,3 +485,277 @@ def test_decisions_name_the_view_that_they_read() -> None:
     assert route(ledger, 100).view_version == ledger.version
     ledger.admit(route(ledger, 100))
     assert route(ledger, 100, name="s").view_version == ledger.version
+
+
+def spied(
+    view: ClusterView,
+    num_tokens: int,
+    spy: Spy | None = None,
+    *,
+    settings: RouterSettings | None = None,
+    profiles: dict[ClusterId, PrefillTime] | None = None,
+    rng: Random | None = None,
+) -> RoutingDecision:
+    router = ThresholdRouter(SPEC, spy or Spy(), settings=settings, profiles=profiles)
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=num_tokens)
+    return router.route(request, view, 0.0, rng or Random(0))
+
+
+def test_a_dead_link_leaves_long_requests_local() -> None:
+    spy = Spy()
+    spy.is_down = True
+    decision = spied(view(), 64_000, spy)
+    assert (decision.reason, decision.offloaded) == (RouteReason.LINK_DOWN, False)
+    assert spied(view(), 100, spy).reason is RouteReason.SHORT
+    assert spy.offered == []
+    # Without a PD node that can prefill there is nothing to lose.
+    assert spied(view(node(R1), node(D1)), 64_000, spy).reason is RouteReason.LONG
+
+
+def test_with_a_dead_link_the_decode_node_is_where_prefill_is() -> None:
+    far = [
+        attrs.evolve(node(n), cluster_id=ClusterId("far"), num_active=9)
+        for n in (NodeId("p8"), NodeId("d8"))
+    ]
+    spy = Spy()
+    both = view(node(R1), node(D1), *far)
+    assert spied(both, 64_000, spy).decode_node == D1
+    spy.is_down = True
+    decision = spied(both, 64_000, spy)
+    assert (decision.decode_node, decision.prefill_node) == ("d8", "p8")
+
+
+def full(node_id: NodeId, **load: object) -> NodeView:
+    return node(node_id, num_active=3, max_active=3, **load)
+
+
+def test_full_prfaas_nodes_leave_long_requests_local() -> None:
+    decision = route(view(full(R1), full(R2), node(P1), node(D1)), 64_000)
+    assert (decision.reason, decision.prefill_node) == (RouteReason.REMOTE_FULL, P1)
+    one = route(view(full(R1), node(R2, queued_tokens=10**6), node(P1), node(D1)), 64_000)
+    assert (one.reason, one.prefill_node) == (RouteReason.LONG, R2)
+    both = route(view(full(R1), full(P1), node(D1)), 64_000)
+    assert (both.reason, both.prefill_node) == (RouteReason.LONG, R1)
+
+
+def test_full_nodes_of_a_side_are_passed_over() -> None:
+    assert route(view(full(P1), node(P2, queued_tokens=10**6), node(D1)), 100).prefill_node == P2
+    assert route(view(full(P1), node(D1)), 100).reason is RouteReason.SHORT
+    busy = node(D2, num_active=9)
+    assert route(view(node(P1), full(D1), busy), 100).decode_node == D2
+
+
+def test_draining_nodes_take_nothing() -> None:
+    leaving = {"is_draining": True}
+    decision = route(view(node(P1, **leaving), node(P2, queued_tokens=9), node(D1)), 100)
+    assert decision.prefill_node == P2
+    decision = route(view(node(R1, **leaving), node(P1), node(D1)), 64_000)
+    assert decision.reason is RouteReason.REMOTE_DOWN
+    decision = route(view(node(P1), node(D1, **leaving), node(D2, num_active=5)), 100)
+    assert decision.decode_node == D2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_tokens", "is_down", "why"),
+    [
+        ((node(P1), node(D1)), 64_000, False, "remote_down"),
+        ((node(R1), node(D1)), 100, False, "local_down"),
+        ((full(R1), node(P1), node(D1)), 64_000, False, "remote_full"),
+        ((node(R1), node(P1), node(D1)), 64_000, True, "link_down"),
+    ],
+)
+def test_a_strict_router_refuses_instead_of_falling_back(
+    nodes: tuple[NodeView, ...], num_tokens: int, is_down: bool, why: str
+) -> None:
+    spy = Spy()
+    spy.is_down = is_down
+    assert spied(view(*nodes), num_tokens, spy).reason.value == why
+    strict = RouterSettings(strict=True)
+    with pytest.raises(CapacityError, match=why):
+        spied(view(*nodes), num_tokens, spy, settings=strict)
+    spy.is_down = False
+    whole = view()
+    assert spied(whole, 64_000, spy, settings=strict).reason is RouteReason.LONG
+    assert spied(whole, 100, spy, settings=strict).reason is RouteReason.SHORT
+
+
+def per_token(seconds: float, extra_s: float = 0.0) -> PrefillTime:
+    return lambda num_tokens, num_cached_tokens=0, /: extra_s + num_tokens * seconds
+
+
+FAST, SLOW = per_token(5e-5), per_token(1e-4)
+PROFILES = {ClusterId("prfaas"): FAST, ClusterId("pd"): SLOW}
+
+
+def test_among_prfaas_clusters_the_predicted_finish_counts() -> None:
+    far = ClusterId("far")
+    r8 = node(NodeId("r8"), cluster_id=far, queued_tokens=30_000, num_active=1)
+    nodes = view(node(R1), r8, node(P1), node(D1))
+    assert spied(nodes, 64_000).prefill_node == R1
+    swift = {**PROFILES, far: per_token(1e-5)}
+    # 94,000 tokens at 10 us against 64,000 at 50 us.
+    assert spied(nodes, 64_000, profiles=swift).prefill_node == "r8"
+    assert spied(nodes, 64_000, profiles={far: per_token(1e-5)}).prefill_node == R1
+
+
+def test_a_queue_is_as_long_as_its_prompts_take() -> None:
+    prompt_s = per_token(1e-4, extra_s=1.0)
+    profiles = {ClusterId("pd"): prompt_s}
+    ten = node(P1, num_active=10, queued_tokens=10_000)
+    assert spied(view(ten, node(D1)), 1000, profiles=profiles).predicted_ttft_s == pytest.approx(
+        10 * 1.1 + 1.1
+    )
+    # Ten short prompts cost more than two long ones with more tokens.
+    two = node(P2, num_active=2, queued_tokens=12_000)
+    assert spied(view(ten, two, node(D1)), 1000, profiles=profiles).prefill_node == P2
+    assert spied(view(ten, two, node(D1)), 1000).prefill_node == P1
+
+
+def test_the_queue_of_a_mixed_node_is_counted_by_the_mean_length_sent_there() -> None:
+    profiles = {ClusterId("pd"): per_token(1e-4, extra_s=1.0)}
+    router = ThresholdRouter(SPEC, Spy(), profiles=profiles)
+
+    def ttft_s(queued_tokens: int) -> float | None:
+        m1 = node(NodeId("m1"), num_active=7, queued_tokens=queued_tokens)
+        request = RoutedRequest(request_id=RequestId("r"), num_tokens=1000)
+        return router.route(request, view(m1), 0.0, Random(0)).predicted_ttft_s
+
+    assert ttft_s(3000) == pytest.approx(1.3 + 1.1)
+    assert ttft_s(3000) == pytest.approx(3 * 1.1 + 1.1)
+
+
+def test_profiles_know_the_cached_prefix_and_the_link_its_backlog() -> None:
+    def prefill_s(num_tokens: int, num_cached_tokens: int = 0, /) -> float:
+        return num_tokens * 1e-4 + num_cached_tokens * 1e-5
+
+    profiles = {ClusterId("pd"): prefill_s, ClusterId("prfaas"): prefill_s}
+    cached = view(hits={P1: 6400}, rate_bps=1e9)
+    decision = spied(cached, 10_000, profiles=profiles)
+    assert decision.predicted_ttft_s == pytest.approx(0.36 + 0.064)
+    clear = spied(view(rate_bps=1e9), 64_000, profiles=profiles)
+    waiting = spied(view(rate_bps=1e9, backlog_bytes=10**9), 64_000, profiles=profiles)
+    transfer_s = 8 * SPEC.kv_bytes(64_000) / 1e9
+    assert clear.predicted_ttft_s == pytest.approx(max(6.4, transfer_s))
+    assert waiting.predicted_ttft_s == pytest.approx(8 + transfer_s)
+
+
+def test_a_node_that_measured_nothing_is_predicted_by_its_cluster() -> None:
+    router = ThresholdRouter(SPEC, Spy())
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=1000)
+    known = view(node(P1, prefill_tokens_per_s=1e4), node(D1))
+    assert router.route(request, known, 0.0, Random(0)).predicted_ttft_s == pytest.approx(0.1)
+    new = view(node(P2), node(D1))
+    assert router.route(request, new, 0.0, Random(0)).predicted_ttft_s == pytest.approx(0.1)
+
+
+def test_errors_of_prediction_are_measured() -> None:
+    router = ThresholdRouter(SPEC, Spy(), profiles=PROFILES)
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=10_000)
+    decision = router.route(request, view(), 0.0, Random(0))
+    assert decision.predicted_ttft_s == pytest.approx(1.0)
+    assert "nothing compared" in repr(router)
+    for ttft_s in (2.0, 1.0, 0.5):
+        router.observe(RequestOutcome(decision=decision, ok=True, ttft_s=ttft_s), 0.0)
+    router.observe(RequestOutcome(decision=decision, ok=False, ttft_s=9.0), 0.0)
+    router.observe(RequestOutcome(decision=decision, ok=True), 0.0)
+    unknown = attrs.evolve(decision, predicted_ttft_s=None)
+    router.observe(RequestOutcome(decision=unknown, ok=True, ttft_s=9.0), 0.0)
+    found = router.prediction
+    assert (found.count, found.p90) == (3, pytest.approx(1.0))
+    assert found.mean == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert found.bias == pytest.approx((-0.5 + 0.0 + 1.0) / 3)
+    assert "mean 50%, P90 100%, bias +17%" in repr(router)
+
+
+def test_the_p90_is_that_of_the_latest_ones() -> None:
+    found = PredictionError(window=10)
+    assert (found.mean, found.p90, found.bias) == (None, None, None)
+    decision = attrs.evolve(route(view(), 100), predicted_ttft_s=1.0)
+    for error in (99, *range(1, 11)):
+        outcome = RequestOutcome(decision=decision, ok=True, ttft_s=1 / (1 + error))
+        found.observe(outcome)
+    assert (found.count, found.p90) == (11, pytest.approx(9.0))
+    with pytest.raises(ConfigError, match="window is 0"):
+        PredictionError(window=0)
+
+
+def aimed(slo_s: float, **options: object) -> RouterSettings:
+    return RouterSettings(ttft_slo_s=slo_s, **options)  # type: ignore[arg-type]
+
+
+def test_a_request_that_misses_its_slo_moves_to_where_it_meets_it() -> None:
+    # Short: 2 s of queue at P1. Remote: nothing queued, and half a second.
+    crowded = view(node(P1, num_active=1, queued_tokens=20_000), node(R1), node(D1), rate_bps=100e9)
+    stays = spied(crowded, 10_000, profiles=PROFILES)
+    assert (stays.reason, stays.predicted_ttft_s) == (RouteReason.SHORT, pytest.approx(3.0))
+    moved = spied(crowded, 10_000, settings=aimed(2.5), profiles=PROFILES)
+    assert (moved.reason, moved.offloaded) == (RouteReason.CHEAPER_REMOTE, True)
+    assert moved.predicted_ttft_s == pytest.approx(0.5)
+    assert moved.routed_tokens == 10_000
+    fine = spied(crowded, 10_000, settings=aimed(3.5), profiles=PROFILES)
+    assert fine.reason is RouteReason.SHORT
+    hopeless = spied(crowded, 10_000, settings=aimed(0.4), profiles=PROFILES)
+    assert hopeless.reason is RouteReason.SHORT
+    queue = node(R1, num_active=1, queued_tokens=100_000)
+    far = view(queue, node(P1), node(D1), rate_bps=100e9)
+    home = spied(far, 20_000, settings=aimed(2.5), profiles=PROFILES)
+    assert (home.reason, home.prefill_node) == (RouteReason.CHEAPER_LOCAL, P1)
+
+
+def test_nothing_moves_over_a_dead_or_unknown_link_or_to_a_full_side() -> None:
+    queue = node(P1, num_active=1, queued_tokens=20_000)
+    spy = Spy()
+    spy.is_down = True
+    crowded = view(queue, node(R1), node(D1), rate_bps=100e9)
+    assert spied(crowded, 10_000, spy, settings=aimed(2.5), profiles=PROFILES).offloaded is False
+    unknown = view(queue, node(R1), node(D1))
+    assert spied(unknown, 10_000, settings=aimed(2.5), profiles=PROFILES).offloaded is False
+    none_free = view(queue, full(R1), node(D1), rate_bps=100e9)
+    assert spied(none_free, 10_000, settings=aimed(2.5), profiles=PROFILES).offloaded is False
+
+
+def test_under_overload_t_decides_over_all_but_a_share() -> None:
+    router = ThresholdRouter(SPEC, Spy(), settings=aimed(2.5), profiles=PROFILES)
+    crowded = view(node(P1, num_active=1, queued_tokens=20_000), node(R1), node(D1), rate_bps=100e9)
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=10_000)
+    moved = [router.route(request, crowded, 0.0, Random(0)).offloaded for _ in range(1020)]
+    # The burst of 10 s is 20 moves of 0.5 s; later each earns 0.1 s, so every fifth moves.
+    assert all(moved[:20])
+    assert sum(moved[20:]) == pytest.approx(200, abs=8)
+    none = aimed(2.5, moved_share=0.0, moved_burst_s=0.0)
+    assert not spied(crowded, 10_000, settings=none, profiles=PROFILES).offloaded
+
+
+def test_where_both_meet_the_slo_the_cheaper_one_wins_if_it_is_idle() -> None:
+    def reason(num_tokens: int, price: float, nodes: StillView, slo_s: float = 9.0) -> RouteReason:
+        prices = {ClusterId("prfaas"): price, ClusterId("pd"): 1.0}
+        settings = aimed(slo_s, prices=prices)
+        return spied(nodes, num_tokens, settings=settings, profiles=PROFILES).reason
+
+    idle = view(node(R1), node(P1), node(D1), rate_bps=100e9)
+    # PRFAAS is twice as fast.
+    assert reason(10_000, 1.9, idle) is RouteReason.CHEAPER_REMOTE
+    assert reason(10_000, 2.1, idle) is RouteReason.SHORT
+    assert reason(40_000, 1.9, idle) is RouteReason.LONG
+    assert reason(40_000, 2.1, idle) is RouteReason.CHEAPER_LOCAL
+    assert reason(40_000, 2.1, idle, slo_s=3.9) is RouteReason.LONG
+    at_work = view(node(R1), node(P1, num_active=1, queued_tokens=100), node(D1), rate_bps=100e9)
+    assert reason(40_000, 2.1, at_work) is RouteReason.LONG
+    unpriced = aimed(9.0, prices={ClusterId("pd"): 1.0})
+    assert spied(idle, 40_000, settings=unpriced, profiles=PROFILES).reason is RouteReason.LONG
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"setup_s": -1.0}, "setup_s is -1.0"),
+        ({"ttft_slo_s": 0.0}, "ttft_slo_s is 0.0"),
+        ({"prices": {ClusterId("pd"): 1.0}}, "prices are given without ttft_slo_s"),
+        ({"ttft_slo_s": 1.0, "prices": {ClusterId("pd"): -1.0}}, "price of cluster 'pd' is -1.0"),
+        ({"moved_share": 1.5}, "moved_share is 1.5"),
+        ({"moved_burst_s": float("inf")}, "moved_burst_s inf"),
+    ],
+)
+def test_settings_are_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RouterSettings(**options)  # type: ignore[arg-type]

@@ -127,13 +127,11 @@ class Fleet:
 
     def local_limits(self, threshold: float, split: Split) -> list[tuple[float, float]]:
         """(prefill, decode) of every PD cluster."""
-        speed = self.change.local_prefill_speed
         return [
-            (
-                rate_of(num_prefill * speed, seconds(threshold)),
-                max(0.0, num - num_prefill) * decode_rps,
+            (rate_of(num_prefill, load), max(0.0, num - num_prefill) * decode_rps)
+            for (num, load, decode_rps), num_prefill in zip(
+                self._local_loads(threshold), split, strict=True
             )
-            for (num, seconds, decode_rps), num_prefill in zip(self._local, split, strict=True)
         ]
 
     def remote_rps(self, threshold: float) -> float:
@@ -155,7 +153,7 @@ class Fleet:
         fastest = self._search(lambda t: self.local_rps(t, split))
         roomiest = self._search(lambda t: sum(pair[0] for pair in self.local_limits(t, split)))
         enough = self.rate(fastest, split) * _EQUAL
-        return fastest
+        return roomiest if self.rate(roomiest, split) >= enough else fastest
 
     def best(self, granularity: float = 1.0) -> tuple[float, Split]:
         """The best threshold and split; N_p are multiples of ``granularity``.
@@ -182,8 +180,12 @@ class Fleet:
         return search_threshold(self.remote_rps, local_rps, self.table.lengths, self.form)
 
     def _splits(self, threshold: float, granularity: float) -> list[tuple[float, float]]:
-        speed = self.change.local_prefill_speed
         return [
-            split_local(num, seconds(threshold) / speed, decode_rps, granularity)
-            for num, seconds, decode_rps in self._local
+            split_local(num, load, decode_rps, granularity)
+            for num, load, decode_rps in self._local_loads(threshold)
         ]
+
+    def _local_loads(self, threshold: float) -> list[tuple[float, float, float]]:
+        """(instances, prefill seconds per arrival, decode rate of one) per PD cluster."""
+        speed = self.change.local_prefill_speed
+        return [(num, seconds(threshold) / speed, rate) for num, seconds, rate in self._local]

@@ -17,12 +17,12 @@ _LOCAL_STAGES = (Stage.PREFILL, Stage.DECODE)
 
 
 def _shares(limits: list[tuple[float, float]]) -> list[float]:
-    """Traffic per cluster: in proportion to what each can take, evenly if all can take any."""
+    """Traffic per cluster: in proportion to what each can take, evenly if that says nothing."""
     ends = [min(pair) for pair in limits]
-    if any(end == math.inf for end in ends):
-        return [1 / len(ends)] * len(ends)
     total = sum(ends)
-    return [end / total if total > 0 else 1 / len(ends) for end in ends]
+    if not 0 < total < math.inf:
+        return [1 / len(ends)] * len(ends) if ends else []
+    return [end / total for end in ends]
 
 
 def _capacities(

@@ -83,7 +83,7 @@ def _sized(
         for cluster in problem.prfaas:
             sizes = [_resized(problem, cluster.cluster_id, num) for num in range(max_nodes + 1)]
             scores = [score(sized) for sized in sizes]
-            at = next(i for i, one in enumerate(scores) if one >= max(scores) * (1 - _ROUNDING))
+            at = scores.index(max(scores))
             improved = improved or scores[at] > best * (1 + _ROUNDING)
             best, problem = scores[at], sizes[at]
         improved = improved and len(problem.prfaas) > 1

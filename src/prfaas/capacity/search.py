@@ -91,7 +91,7 @@ def split_local(
         return num_local * decode_rps, 0
     balance = num_local * decode_rps * prefill_load / (1 + decode_rps * prefill_load)
     below = math.floor(balance / granularity)
-    most = math.floor(num_local / granularity * (1 + _PRECISION))
+    most = math.floor(num_local / granularity)
     splits = {min(n, most) * granularity for n in (below, below + 1)}
     rates = [
         (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from prfaas.core import ClusterId, ClusterKind, NodeId, Role
-from prfaas.errors import ConfigError
+from prfaas.core import NodeId, Role
+from prfaas.policy.up_nodes import UpNodes, can_serve
 from prfaas.seams import BalancerEvent, NodeDown, NodeUp, Plan, RoleBalancer
 
 
@@ -22,9 +22,7 @@ class FixedRoles(RoleBalancer):
     """
 
     def __init__(self, baseline: Mapping[NodeId, Role], band: tuple[int, int]) -> None:
-        self._baseline = dict(baseline)
-        self._up: dict[NodeId, NodeUp] = {}
-        self._epochs: dict[NodeId, int] = {}
+        self._nodes = UpNodes(baseline)
         self._plan = Plan(epoch=0, roles={}, threshold_band=band)
 
     def __repr__(self) -> str:
@@ -40,10 +38,10 @@ class FixedRoles(RoleBalancer):
             ConfigError: a PRFAAS node is configured for a role other than PREFILL.
         """
         if isinstance(event, NodeUp):
-            self._node_up(event)
+            self._nodes.up(event)
         elif isinstance(event, NodeDown):
-            self._node_down(event)
-        roles = self._roles()
+            self._nodes.down(event)
+        roles = self._nodes.roles({})
         if roles != self._plan.roles:
             self._plan = Plan(
                 epoch=self._plan.epoch + 1, roles=roles, threshold_band=self._plan.threshold_band
@@ -54,46 +52,7 @@ class FixedRoles(RoleBalancer):
 
     def check(self) -> None:
         """Asserts that every PD cluster that has nodes can serve a request from end to end."""
-        assert self._plan.roles.keys() == self._up.keys()
-        for nodes in self._pd_clusters().values():
+        assert self._plan.roles.keys() == self._nodes.ids()
+        for cluster_id, nodes in self._nodes.pd_clusters().items():
             roles = [self._plan.roles[up.node_id] for up in nodes]
-            assert _can_serve(roles), f"{nodes[0].cluster_id} is left with {roles}"
-
-    def _node_up(self, event: NodeUp) -> None:
-        configured = self._baseline.get(event.node_id, Role.PREFILL)
-        if event.kind is ClusterKind.PRFAAS and configured is not Role.PREFILL:
-            raise ConfigError(
-                f"PRFAAS node {event.node_id!r} is configured as {configured.value}; PRFAAS nodes "
-                "only prefill: take it out of the baseline, or move it to a PD cluster"
-            )
-        if event.epoch >= self._epochs.get(event.node_id, event.epoch):
-            self._epochs[event.node_id] = event.epoch
-            self._up[event.node_id] = event
-
-    def _node_down(self, event: NodeDown) -> None:
-        if event.epoch >= self._epochs.get(event.node_id, event.epoch):
-            self._up.pop(event.node_id, None)
-
-    def _roles(self) -> dict[NodeId, Role]:
-        roles = {up.node_id: self._configured(up) for up in self._up.values()}
-        for nodes in self._pd_clusters().values():
-            if not _can_serve(roles[up.node_id] for up in nodes):
-                roles |= {up.node_id: Role.MIXED for up in nodes}
-        return roles
-
-    def _configured(self, up: NodeUp) -> Role:
-        if up.kind is ClusterKind.PRFAAS:
-            return Role.PREFILL
-        return self._baseline.get(up.node_id, up.role)
-
-    def _pd_clusters(self) -> dict[ClusterId, list[NodeUp]]:
-        clusters: dict[ClusterId, list[NodeUp]] = {}
-        for up in self._up.values():
-            if up.kind is ClusterKind.PD:
-                clusters.setdefault(up.cluster_id, []).append(up)
-        return clusters
-
-
-def _can_serve(roles: Iterable[Role]) -> bool:
-    roles = list(roles)
-    return any(role.prefills for role in roles) and any(role.decodes for role in roles)
+            assert can_serve(roles), f"{cluster_id} is left with {roles}"

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from random import Random
 
-import attrs
-
-from prfaas.core import BlockHash, GroupId, NodeId, RequestId, Role
+from prfaas.core import BlockHash, ClusterId, GroupId, NodeId, RequestId, Role
 from prfaas.errors import LocalProtocolError
-from prfaas.policy.global_index import GlobalPrefixIndex
+from prfaas.policy.flight import Flight
+from prfaas.policy.global_index import GlobalPrefixIndex, HitLevel
 from prfaas.policy.link import LinkEstimator
+from prfaas.policy.node_account import NodeAccount
+from prfaas.policy.node_register import NodeRegister
 from prfaas.seams import (
     CacheEvent,
+    Candidate,
+    ClusterLoad,
     ClusterView,
     Delivery,
     NodeDown,
     NodeHit,
+    NodeLoad,
     NodeUp,
     NodeView,
     RoutedRequest,
@@ -25,74 +30,22 @@ from prfaas.seams import (
 from prfaas.spec import ModelSpec
 
 _KEEP = 0.8
-"""Share of the past that each new rate sample leaves standing (EWMA with weight 0.2)."""
-
-
-class _Rate:
-    """Work over time, both decaying alike: long samples weigh more than short ones."""
-
-    __slots__ = ("_seconds", "_work")
-
-    def __init__(self) -> None:
-        self._work = 0.0
-        self._seconds = 0.0
-
-    def observe(self, work: float, seconds: float) -> None:
-        self._work = _KEEP * self._work + work
-        self._seconds = _KEEP * self._seconds + seconds
-
-    @property
-    def work_per_s(self) -> float | None:
-        return self._work / self._seconds if self._seconds > 0 else None
-
-    @property
-    def s_per_work(self) -> float | None:
-        return self._seconds / self._work if self._work > 0 else None
-
-
-class _Node:
-    """The live account of one node."""
-
-    __slots__ = ("active", "decode", "prefill", "queued_tokens", "up")
-
-    def __init__(self, up: NodeUp) -> None:
-        self.up = up
-        self.active: set[RequestId] = set()
-        self.queued_tokens = 0
-        self.prefill = _Rate()
-        self.decode = _Rate()
-
-    def view(self) -> NodeView:
-        return NodeView(
-            node_id=self.up.node_id,
-            cluster_id=self.up.cluster_id,
-            kind=self.up.kind,
-            role=self.up.role,
-            epoch=self.up.epoch,
-            num_active=len(self.active),
-            queued_tokens=self.queued_tokens,
-            prefill_tokens_per_s=self.prefill.work_per_s,
-            decode_step_s=self.decode.s_per_work,
-        )
-
-
-class _InFlight:
-    """One admitted request: what it still weighs, and where."""
-
-    __slots__ = ("decision", "is_prefilled")
-
-    def __init__(self, decision: RoutingDecision) -> None:
-        self.decision = decision
-        self.is_prefilled = False
+"""Share of the past that each new sample of the link's loss leaves standing."""
 
 
 class LoadLedger(ClusterView):
     """Live `ClusterView`, changed by events only; ``version`` grows by one with every change.
 
-    A request counts at its decode node from `admit` to `finished`, and at its prefill node from
-    `admit` to `prefilled`. Whatever way it ends, `finished` (idempotent) takes the rest of it back.
-    A node that goes down takes its requests with it. Events of an earlier life of a node, and
-    measurements that measure nothing, change nothing.
+    A request counts at its decode node from `admit` to `finished`, at its prefill node from `admit`
+    to `prefilled`, and on the link from `admit` to `transferred`. Whatever way it ends, `finished`
+    (idempotent) takes the rest of it back. A node that goes down takes its requests with it. Events
+    of an earlier life of a node, and measurements that measure nothing, change nothing.
+
+    Nothing is summed up or sorted per request: clusters keep their sums and the order of their
+    nodes, and the index answers for all nodes at once.
+
+    ``now``, where an event takes it, is the time for the averages of `loads`; without it, or if it
+    runs backwards, the event counts as of the latest time that was told.
 
     Args:
         index: answers `hit`; the ledger adds and drops its nodes.
@@ -104,12 +57,14 @@ class LoadLedger(ClusterView):
         self._link = link
         self._link_bps: float | None = None
         self._version = 0
-        self._nodes: dict[NodeId, _Node] = {}
+        self._link_loss: float | None = None
+        self._link_backlog_bytes = 0
+        self._nodes = NodeRegister()
         self._epochs: dict[NodeId, int] = {}
-        self._in_flight: dict[RequestId, _InFlight] = {}
-        self._views: list[NodeView] = []
-        self._positions: dict[NodeId, int] = {}
-        self._changed: set[NodeId] = set()
+        self._flights: dict[RequestId, Flight] = {}
+        self._now: float | None = None
+        self._asked: tuple[RoutedRequest, int] | None = None
+        self._levels: Sequence[HitLevel] = ()
 
     @classmethod
     def for_spec(cls, spec: ModelSpec) -> LoadLedger:
@@ -118,10 +73,10 @@ class LoadLedger(ClusterView):
         return cls(index, LinkEstimator())
 
     def __repr__(self) -> str:
-        queued = sum(node.queued_tokens for node in self._nodes.values())
         return (
             f"<LoadLedger v{self._version}: {len(self._nodes)} nodes, "
-            f"{len(self._in_flight)} in flight, {queued} tokens queued, link {self._link_bps}>"
+            f"{len(self._flights)} in flight, {self._nodes.queued_tokens} tokens queued, "
+            f"link {self._link_bps}>"
         )
 
     @property
@@ -131,20 +86,33 @@ class LoadLedger(ClusterView):
     @property
     def num_in_flight(self) -> int:
         """Requests admitted and not finished."""
-        return len(self._in_flight)
+        return len(self._flights)
 
     def nodes(self) -> Sequence[NodeView]:
-        """Nodes that are up, in the order they came. The list is live: read it, do not keep it."""
-        for node_id in self._changed:
-            self._views[self._positions[node_id]] = self._nodes[node_id].view()
-        self._changed.clear()
-        return self._views
+        """Nodes that are up, in the order they came. Costs time for each: not per request."""
+        return [node.view() for node in self._nodes]
+
+    def clusters(self) -> Sequence[ClusterLoad]:
+        return self._nodes.clusters()
+
+    def candidates(
+        self, request: RoutedRequest, cluster_id: ClusterId, stage: Role, rng: Random
+    ) -> Sequence[Candidate]:
+        """See `ClusterView`: one node for every different hit, drawn among those of least load."""
+        levels = self._levels_of(request)
+        return self._nodes.candidates(cluster_id, stage, levels, request.excluded, rng)
 
     def hit(self, node_id: NodeId, request: RoutedRequest) -> NodeHit:
         return self._index.hit(node_id, request.granule_hashes, request.num_tokens)
 
     def link_bps(self) -> float | None:
         return self._link_bps
+
+    def link_backlog_bytes(self) -> int:
+        return self._link_backlog_bytes
+
+    def link_loss(self) -> float | None:
+        return self._link_loss
 
     def node_up(self, event: NodeUp, *, block_size: int = 1) -> tuple[RequestId, ...]:
         """Takes in a node that came up, or came back as a new epoch.
@@ -165,13 +133,9 @@ class LoadLedger(ClusterView):
             return ()
         self._index.add(event.node_id, event.epoch, block_size=block_size)
         lost = () if known is None else self._release_all(known)
-        node = _Node(event)
-        self._nodes[event.node_id] = node
+        self._nodes.put(NodeAccount(event, self._index.position(event.node_id), self._now))
         self._epochs[event.node_id] = event.epoch
-        if known is None:
-            self._positions[event.node_id] = len(self._views)
-            self._views.append(node.view())
-        self._touch(event.node_id)
+        self._version += 1
         return lost
 
     def node_down(self, event: NodeDown) -> tuple[RequestId, ...]:
@@ -185,10 +149,7 @@ class LoadLedger(ClusterView):
             return ()
         lost = self._release_all(node)
         self._index.drop(event.node_id)
-        del self._nodes[event.node_id]
-        self._changed.discard(event.node_id)
-        del self._views[self._positions.pop(event.node_id)]
-        self._positions = {view.node_id: i for i, view in enumerate(self._views)}
+        self._nodes.drop(node)
         self._version += 1
         return lost
 
@@ -200,44 +161,72 @@ class LoadLedger(ClusterView):
         """
         node = self._up(node_id)
         if node.up.role is not role:
-            node.up = attrs.evolve(node.up, role=role)
-            self._touch(node_id)
+            node.serve(role, is_draining=node.is_draining)
+            self._touch(node)
 
-    def admit(self, decision: RoutingDecision) -> None:
+    def draining(self, node_id: NodeId, is_draining: bool) -> None:
+        """Records that a node takes nothing new for now, or takes work again.
+
+        Raises:
+            LocalProtocolError: the node is not up.
+        """
+        node = self._up(node_id)
+        if node.is_draining is not is_draining:
+            node.serve(node.up.role, is_draining=is_draining)
+            self._touch(node)
+
+    def admit(self, decision: RoutingDecision, now: float | None = None) -> None:
         """Accounts for a request that is sent off as ``decision`` says.
 
         Raises:
             LocalProtocolError: it is in flight already, or a node of it is not up.
         """
         request_id = decision.request_id
-        if request_id in self._in_flight:
+        if request_id in self._flights:
             raise LocalProtocolError(
                 f"request {request_id!r} is in flight already; report it finished before it is "
                 "admitted again"
             )
         decode, prefill = self._up(decision.decode_node), self._up(decision.prefill_node)
-        self._in_flight[request_id] = _InFlight(decision)
+        self._tell(now)
+        flight = self._flights[request_id] = Flight(decision)
+        self._link_backlog_bytes += flight.link_bytes
         decode.active.add(request_id)
         prefill.active.add(request_id)
         prefill.queued_tokens += decision.uncached_tokens
-        self._touch(decision.decode_node, decision.prefill_node)
+        self._nodes.refresh(prefill)
+        if decode is not prefill:
+            self._nodes.refresh(decode)
+        self._version += 1
 
-    def prefilled(self, request_id: RequestId) -> None:
+    def prefilled(self, request_id: RequestId, now: float | None = None) -> None:
         """The prompt is computed and the prefill node done with it. Idempotent.
 
         From here on the request outlives its prefill node; a transfer that does not is reported by
         the transfer itself.
         """
-        flight = self._in_flight.get(request_id)
+        flight = self._flights.get(request_id)
         if flight is None or flight.is_prefilled:
             return
+        now = self._tell(now)
         self._release_prefill(flight)
-        self._touch(flight.decision.prefill_node)
+        self._nodes[flight.decision.decode_node].count_decoding(1, now)
+        self._version += 1
 
-    def finished(self, request_id: RequestId) -> None:
+    def transferred(self, request_id: RequestId, now: float | None = None) -> None:
+        """The cache of an offloaded request has landed. Idempotent."""
+        self._tell(now)
+        flight = self._flights.get(request_id)
+        landed_bytes = flight.land() if flight is not None else 0
+        if landed_bytes:
+            self._link_backlog_bytes -= landed_bytes
+            self._version += 1
+
+    def finished(self, request_id: RequestId, now: float | None = None) -> None:
         """The request ended: success, error, cancel or timeout. Idempotent."""
-        flight = self._in_flight.get(request_id)
+        flight = self._flights.get(request_id)
         if flight is not None:
+            self._tell(now)
             self._release(flight)
             self._version += 1
 
@@ -245,15 +234,15 @@ class LoadLedger(ClusterView):
         """Records that the node computed ``num_tokens`` uncached tokens in ``seconds``."""
         node = self._nodes.get(node_id)
         if node is not None and _measures(num_tokens) and _measures(seconds):
-            node.prefill.observe(num_tokens, seconds)
-            self._touch(node_id)
+            node.observe_prefill(num_tokens, seconds)
+            self._touch(node)
 
     def observe_decode(self, node_id: NodeId, num_steps: int, seconds: float) -> None:
         """Records that the node ran ``num_steps`` decode steps in ``seconds``."""
         node = self._nodes.get(node_id)
         if node is not None and _measures(num_steps) and _measures(seconds):
-            node.decode.observe(num_steps, seconds)
-            self._touch(node_id)
+            node.observe_decode(num_steps, seconds)
+            self._touch(node)
 
     def observe_link(self, deliveries: Iterable[Delivery], now: float) -> None:
         """Takes in what crossed the link; call it with nothing too, so that silence is noticed."""
@@ -263,6 +252,23 @@ class LoadLedger(ClusterView):
         if rate != self._link_bps:
             self._link_bps = rate
             self._version += 1
+
+    def observe_loss(self, share: float) -> None:
+        """Records the share of packets that were lately sent again; smoothed like a rate."""
+        if 0 <= share <= 1:
+            before = share if self._link_loss is None else self._link_loss
+            self._link_loss = _KEEP * before + (1 - _KEEP) * share
+            self._version += 1
+
+    def loads(self, now: float) -> tuple[NodeLoad, ...]:
+        """What each node did since the last call, and what it has to do now.
+
+        Before a time was told the period has no length: then a node's prefill share is 0, and its
+        decode share that of this instant. Without ``num_slots`` a node that decodes at all counts
+        as busy.
+        """
+        told = self._tell(now)
+        return tuple(node.take_load(now if told is None else told) for node in self._nodes)
 
     def cache_event(self, node_id: NodeId, epoch: int, event: CacheEvent) -> None:
         """Forwards a cache event to the index. Raises as `GlobalPrefixIndex.apply` does."""
@@ -287,28 +293,52 @@ class LoadLedger(ClusterView):
 
     def check(self) -> None:
         """Asserts that every count is the sum of what is in flight."""
-        active: dict[NodeId, set[RequestId]] = {node_id: set() for node_id in self._nodes}
-        queued = dict.fromkeys(self._nodes, 0)
-        for request_id, flight in self._in_flight.items():
-            active[flight.decision.decode_node].add(request_id)
+        active: dict[NodeId, set[RequestId]] = {node.up.node_id: set() for node in self._nodes}
+        queued, decoding = dict.fromkeys(active, 0), dict.fromkeys(active, 0)
+        for request_id, flight in self._flights.items():
+            decision = flight.decision
+            active[decision.decode_node].add(request_id)
+            decoding[decision.decode_node] += flight.is_prefilled
             if not flight.is_prefilled:
-                active[flight.decision.prefill_node].add(request_id)
-                queued[flight.decision.prefill_node] += flight.decision.uncached_tokens
-        for node_id, node in self._nodes.items():
+                active[decision.prefill_node].add(request_id)
+                queued[decision.prefill_node] += decision.uncached_tokens
+        for node in self._nodes:
+            node_id = node.up.node_id
             assert node.active == active[node_id], f"{node_id}: active {node.active}"
             assert node.queued_tokens == queued[node_id], f"{node_id}: {node.queued_tokens} queued"
-        views = [node.view() for node in self._nodes.values()]
-        assert sorted(views, key=lambda v: v.node_id) == sorted(
-            self.nodes(), key=lambda v: v.node_id
-        ), "a cached view is old"
+            assert node.num_decoding == decoding[node_id], f"{node_id}: {node.num_decoding}"
+            assert node.position == self._index.position(node_id)
+        backlog_bytes = sum(flight.link_bytes for flight in self._flights.values())
+        assert self._link_backlog_bytes == backlog_bytes
+        self._nodes.check()
         self._index.check()
         self._link.check()
 
-    def _touch(self, *node_ids: NodeId) -> None:
-        self._changed.update(node_ids)
+    def _tell(self, now: float | None) -> float | None:
+        """Takes in the time; returns the latest that was told."""
+        if now is not None:
+            if self._now is None:
+                for node in self._nodes:
+                    node.begin(now)
+            self._now = now if self._now is None else max(self._now, now)
+        return self._now
+
+    def _levels_of(self, request: RoutedRequest) -> Sequence[HitLevel]:
+        """Hits of all nodes. A router asks several times per request, so the last are kept."""
+        if (
+            self._asked is None
+            or self._asked[0] is not request
+            or self._asked[1] != self._index.version
+        ):
+            self._levels = self._index.levels(request.granule_hashes, request.num_tokens)
+            self._asked = request, self._index.version
+        return self._levels
+
+    def _touch(self, node: NodeAccount) -> None:
+        self._nodes.refresh(node)
         self._version += 1
 
-    def _up(self, node_id: NodeId) -> _Node:
+    def _up(self, node_id: NodeId) -> NodeAccount:
         node = self._nodes.get(node_id)
         if node is None:
             raise LocalProtocolError(
@@ -316,27 +346,32 @@ class LoadLedger(ClusterView):
             )
         return node
 
-    def _release_prefill(self, flight: _InFlight) -> None:
+    def _release_prefill(self, flight: Flight) -> None:
         decision = flight.decision
         flight.is_prefilled = True
+        self._link_backlog_bytes -= flight.land_prefix()
         node = self._nodes[decision.prefill_node]
         node.queued_tokens -= decision.uncached_tokens
         if decision.prefill_node != decision.decode_node:
             node.active.discard(decision.request_id)
-        self._changed.add(decision.prefill_node)
+        self._nodes.refresh(node)
 
-    def _release(self, flight: _InFlight) -> None:
+    def _release(self, flight: Flight) -> None:
         decision = flight.decision
-        if not flight.is_prefilled:
+        node = self._nodes[decision.decode_node]
+        if flight.is_prefilled:
+            node.count_decoding(-1, self._now)
+        else:
             self._release_prefill(flight)
-        self._nodes[decision.decode_node].active.discard(decision.request_id)
-        self._changed.add(decision.decode_node)
-        del self._in_flight[decision.request_id]
+        self._link_backlog_bytes -= flight.land()
+        node.active.discard(decision.request_id)
+        self._nodes.refresh(node)
+        del self._flights[decision.request_id]
 
-    def _release_all(self, node: _Node) -> tuple[RequestId, ...]:
-        lost = tuple(request_id for request_id in self._in_flight if request_id in node.active)
+    def _release_all(self, node: NodeAccount) -> tuple[RequestId, ...]:
+        lost = tuple(request_id for request_id in self._flights if request_id in node.active)
         for request_id in lost:
-            self._release(self._in_flight[request_id])
+            self._release(self._flights[request_id])
         return lost
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from prfaas.testing.balancer import check_balancer
     from prfaas.testing.cache import check_cache
     from prfaas.testing.engine import FakeEngine
     from prfaas.testing.engine_check import check_engine
@@ -24,6 +25,7 @@ _LAZY = {
     "RelayConfig": "prfaas.testing.relay",
     "Route": "prfaas.testing.relay",
     "relay_process": "prfaas.testing.relay",
+    "check_balancer": "prfaas.testing.balancer",
     "check_cache": "prfaas.testing.cache",
     "check_engine": "prfaas.testing.engine_check",
     "check_router": "prfaas.testing.router",
@@ -36,6 +38,7 @@ __all__ = [
     "Relay",
     "RelayConfig",
     "Route",
+    "check_balancer",
     "check_cache",
     "check_engine",
     "check_router",
