@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
 
+import attrs
+
 from prfaas.capacity import PrefillProfile
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.policy import (
@@ -49,6 +51,9 @@ LENGTHS = lognormal_quantiles(num=512)
 BAND = (0, 131_072)
 REMOTE = tuple(NodeId(f"r{i}") for i in range(4))
 LOCAL = tuple(NodeId(f"n{i}") for i in range(8))
+# Reacts at once, for tests that are not about patience.
+EAGER: dict[str, object] = {"cooldown_s": 0.0, "num_confirmations": 1, "window_s": 60.0}
+STEADY = EAGER | {"window_s": 300.0}
 DRAIN_S = {Role.DECODE: STEP_S * OUTPUT, Role.PREFILL: 3.0, Role.MIXED: 3.0}
 
 
@@ -229,3 +234,36 @@ class Fluid:
         self.balancer.observe(
             RoleChanged(node_id=node_id, plan_epoch=epoch, role=role, phase=phase), self.now
         )
+
+
+def num_prefill(fluid: Fluid) -> int:
+    return Counter(fluid.roles.values())[Role.PREFILL]
+
+
+def planned_prefill(fluid: Fluid) -> int:
+    roles = fluid.plan().roles
+    return sum(roles[node_id] is Role.PREFILL for node_id in fluid.roles)
+
+
+def balancer_of(fluid: Fluid) -> ThroughputBalancer:
+    assert isinstance(fluid.balancer, ThroughputBalancer)
+    fluid.balancer.check()
+    return fluid.balancer
+
+
+def reason(fluid: Fluid) -> str:
+    found = balancer_of(fluid).assessment
+    assert found is not None
+    return found.reason
+
+
+def sample(fluid: Fluid, node_id: NodeId, **changes: object) -> NodeLoad:
+    load = NodeLoad(
+        node_id=node_id,
+        epoch=fluid.epochs[node_id],
+        prefill_busy=0.0,
+        decode_busy=0.0,
+        queued_tokens=0,
+        num_waiting=0,
+    )
+    return attrs.evolve(load, **changes)  # type: ignore[arg-type]

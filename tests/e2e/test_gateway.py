@@ -14,6 +14,7 @@ import pytest
 from clusters import Deployment
 from prfaas.core import NodeId, Role
 from prfaas.errors import (
+    CapacityError,
     ChannelBroken,
     ConfigError,
     DeadlineExceeded,
@@ -253,6 +254,22 @@ async def test_a_bug_in_the_policy_does_not_leave_a_worker_unheard(
 
 
 @in_loop
+async def test_a_router_that_refuses_for_a_while_is_asked_again() -> None:
+    async with toys(config=FAST) as d:
+        route, refusals = d.gateway._router.route, iter(range(3))
+
+        def refuse(*args: Any) -> Any:
+            if next(refusals, None) is not None:
+                raise CapacityError("strict: the link carries nothing")
+            return route(*args)
+
+        d.gateway._router.route = refuse
+        request = a_request()
+        check_answer(await d.gateway.generate(request), request)
+        assert next(refusals, None) is None
+
+
+@in_loop
 async def test_measurements_that_measure_nothing_change_nothing() -> None:
     async with toys(config=FAST) as d:
         odd = OddWorker(info(kind="prfaas", role="prefill"))
@@ -260,11 +277,15 @@ async def test_measurements_that_measure_nothing_change_nothing() -> None:
             await d.gateway.add_worker(address)
             inf, nan = float("inf"), float("nan")
             bad = ((1, 0.0, 1.0), (10**18, nan, nan), (-5, 2.0, 1.0), (7, inf, -inf))
-            await odd.say(Rates(deliveries=bad))
+            await odd.say(Rates(deliveries=bad, num_packets=-1, num_resent=1))
+            await odd.say(Rates(deliveries=(), num_packets=1, num_resent=2))
             await odd.say(RoleSet(role="prefill", plan_epoch=0))
             await asyncio.sleep(0.01)
             assert d.gateway.link_bps is None
+            assert d.ledger.link_loss() is None
             assert "odd" in d.gateway.workers
+            await odd.say(Rates(deliveries=(), num_packets=100, num_resent=20))
+            await until(lambda: d.ledger.link_loss() == 0.2)
         await check_serves(d)
 
 

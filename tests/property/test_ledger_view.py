@@ -39,6 +39,7 @@ FOUR_GROUPS = ModelSpec(
         ),
     ),
 )
+TWO_GROUPS = ModelSpec(name="two-groups", layers=FOUR_GROUPS.layers[::3])
 ROWS_ONLY = ModelSpec(name="rows-only", layers=FOUR_GROUPS.layers[:1])
 GRANULE = FOUR_GROUPS.granule_tokens
 NUM_HASHES = 14
@@ -87,7 +88,7 @@ class Cluster:
             max_active=self.rng.choice([None, 2]),
         )
         self.epochs[node_id] = event.epoch
-        self.sizes[node_id] = self.rng.choice([1, 1, 2, 3, 4])
+        self.sizes[node_id] = self.rng.choice([1, 1, 1, 2, 3, 4])
         self.sequences[node_id] = 0
         for group in self.spec.groups:
             self.held[node_id, group.group_id] = set()
@@ -199,7 +200,7 @@ def grown_cluster(spec: ModelSpec, num_steps: int, seed: int) -> Cluster:
 
 clusters = st.builds(
     grown_cluster,
-    spec=st.sampled_from([FOUR_GROUPS, FOUR_GROUPS, ROWS_ONLY]),
+    spec=st.sampled_from([FOUR_GROUPS, TWO_GROUPS, TWO_GROUPS, ROWS_ONLY]),
     num_steps=st.integers(0, 120),
     seed=st.integers(),
 )

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from prfaas.capacity import (
     DecodeProfile,
-    Deployment,
     EmpiricalLengths,
     LogNormalLengths,
     PrefillProfile,
@@ -28,39 +27,21 @@ from prfaas.capacity import (
 )
 from prfaas.capacity.load import LoadCurves
 from prfaas.errors import ConfigError
+from prfaas.paper.profiles import (
+    CASE_STUDY,
+    H20,
+    H200,
+    HOMOGENEOUS,
+    LENGTHS,
+    NAIVE,
+    THRESHOLD_TOKENS,
+)
 from prfaas.spec import preset
 
-# Table 5 of the paper, with two further H200 points and the H20 curve fitted to its Table 6.
-H200_KNOTS = (
-    (1024, 0.44),
-    (8192, 0.72),
-    (16_000, 1.10),
-    (32_000, 1.84),
-    (64_000, 3.48),
-    (130_000, 7.40),
-)
-H200 = PrefillProfile(H200_KNOTS)
-H20 = PrefillProfile.sampled(
-    lambda n: 0.460 + 1.306e-4 * n + 2.855e-10 * n * n, range(0, 131_073, 512)
-)
-LENGTHS = LogNormalLengths(mu=9.90, sigma=1.00, min_tokens=128, max_tokens=131_072)
-T = 19_400
+T = THRESHOLD_TOKENS
 ALL_REMOTE = 0
 ALL_LOCAL = math.inf
-PRFAAS_PD = Deployment(
-    model=preset("paper-1t"),
-    remote_profile=H200,
-    local_profile=H20,
-    num_prfaas=4,
-    num_prefill=3,
-    num_decode=5,
-    egress_bps=100e9,
-    batch_size=20,
-    decode_step_s=0.025,
-    output_tokens=1024,
-)
-HOMOGENEOUS = attrs.evolve(PRFAAS_PD, num_prfaas=0, num_prefill=9, num_decode=3)
-NAIVE = attrs.evolve(PRFAAS_PD, num_prefill=0, num_decode=8)
+PRFAAS_PD = CASE_STUDY
 
 
 def rate(deployment, threshold_tokens, form=RateForm.MEAN):
@@ -105,32 +86,6 @@ def test_table_6_maximum_rates_and_what_binds():
     assert naive.binding is Stage.PRFAAS_COMPUTE
     assert 12e9 < best.egress_bps < 13e9
     assert homogeneous.egress_bps == 0
-
-
-def mean_ttft_s(deployment, threshold_tokens):
-    def ttft_s(num_tokens):
-        return deployment.service_ttft_s(num_tokens, threshold_tokens)
-
-    p = LENGTHS.share_above(threshold_tokens)
-    above = LENGTHS.expect_above(ttft_s, threshold_tokens) or 0
-    below = LENGTHS.expect_below(ttft_s, threshold_tokens) or 0
-    return p * above + (1 - p) * below
-
-
-@pytest.mark.parametrize(
-    ("deployment", "threshold_tokens", "mean_s", "p90_s"),
-    [
-        (PRFAAS_PD, T, 2.22, 3.51),
-        (HOMOGENEOUS, ALL_LOCAL, 4.44, 9.73),
-        (NAIVE, ALL_REMOTE, 1.74, 3.51),
-    ],
-)
-def test_table_6_times_to_first_token(deployment, threshold_tokens, mean_s, p90_s):
-    assert mean_ttft_s(deployment, threshold_tokens) == percent(mean_s)
-    p90_tokens = 62_410  # no local request takes longer than the remote one of this length
-    assert deployment.service_ttft_s(T, T) < deployment.service_ttft_s(p90_tokens, T)
-    assert LENGTHS.share_above(p90_tokens) == pytest.approx(0.1, abs=1e-4)
-    assert deployment.service_ttft_s(p90_tokens, threshold_tokens) == percent(p90_s)
 
 
 def test_a_request_as_long_as_the_threshold_stays_local():

@@ -6,13 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import prfaas
+from prfaas.capacity import PrefillProfile, System
 from prfaas.cli import COMMANDS, main
 from prfaas.cli.config import Config, parse_config, read_config
+from prfaas.cli.freeze import frozen
+from prfaas.cli.progress import progress_bar
 from prfaas.cli.systems import (
     lengths_of,
     model_of,
@@ -21,9 +25,9 @@ from prfaas.cli.systems import (
     system_of,
     trace_of,
 )
-from prfaas.cli.table import plain_table
+from prfaas.cli.table import plain_table, print_table
 from prfaas.errors import ConfigError
-from prfaas.spec import preset
+from prfaas.spec import ModelSpec, preset
 
 
 def raw_config(**changes: dict[str, Any]) -> dict[str, Any]:
@@ -243,6 +247,34 @@ def test_the_database_asks_for_its_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         named_system("aiconfigurator:h200_sxm", preset("paper-1t"))
 
 
+def test_a_system_of_the_database_is_frozen_with_all_its_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def measure(model: ModelSpec, *, system: str, backend: str, num_gpus: int) -> System:
+        asked.append((model.name, system, backend, num_gpus))
+        return System(
+            name=system,
+            prefill=PrefillProfile(((100, 1.0), (200, 2.0))),
+            num_gpus=num_gpus,
+            decode_step_s=0.02,
+            batch_size=12,
+        )
+
+    database = ModuleType("prfaas.integrations.aiconfigurator")
+    monkeypatch.setattr(database, "measure", measure, raising=False)
+    monkeypatch.setitem(sys.modules, database.__name__, database)
+    section = {"aiconfigurator": {"system": "h20_sxm", "gpus": 4}, "price": 3.0}
+    config = parse_config(changed("systems.slow", section))
+    system = system_of(config, model_of(config), "slow")
+    assert asked == [("paper-1t", "h20_sxm", "sglang", 4)]
+    assert (system.name, system.num_gpus, system.price_per_hour) == ("slow", 4, 12.0)
+    whole = frozen(config)
+    monkeypatch.setitem(sys.modules, database.__name__, None)
+    assert system_of(whole, model_of(whole), "slow") == system
+
+
 def test_models_by_preset_path_and_contents(tmp_path: Path) -> None:
     contents = (
         '{"model_type": "qwen3_next", "num_hidden_layers": 4, "full_attention_interval": 4, '
@@ -327,3 +359,45 @@ def test_a_broken_trace_names_file_and_line(tmp_path: Path) -> None:
 def test_plain_tables_are_aligned() -> None:
     text = plain_table("title", ("", "n"), [("a", "1"), ("long", "1,000")])
     assert text.splitlines() == ["title", "          n", "a         1", "long  1,000"]
+
+
+def test_a_terminal_gets_a_drawn_table_and_plain_text_without_rich(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    rows = [("[bold]a", "1")]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table("title", ("", "n"), rows)
+    drawn = capsys.readouterr().out
+    assert "│ [bold]a │ 1 │" in drawn  # text is no markup
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    print_table("title", ("", "n"), rows)
+    assert capsys.readouterr().out == "title\n         n\n[bold]a  1\n"
+
+
+def test_progress_is_for_terminals_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar("running", 10) as show:
+        assert show is None
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with progress_bar("running", 1000) as show:
+        assert show is not None
+        for ended in range(1001):
+            show(2.0 * ended, ended)
+    text = capsys.readouterr().err
+    assert "\rrunning 998 of 1,000, 1,996 s" in text
+    assert 90 <= text.count("running") <= 101  # about once per per cent
+    assert text.endswith("\r\x1b[K")
+
+
+def test_rich_progress_counts_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress_bar("running", 10) as show:
+        assert show is not None
+        show(3.0, 10)
+    assert "running 10 of 10, 3 s" in capsys.readouterr().err

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli import main
+from prfaas.cli.config import read_config
+from prfaas.cli.plan import problem_of
 
 CONFIG = """
 [model]
@@ -71,14 +73,26 @@ def test_link_values_reach_the_planner(config: Path, capsys: pytest.CaptureFixtu
     best = json.loads(capsys.readouterr().out)["mean"]["best"]
     assert best["egress_bps"] == pytest.approx(4e9, rel=0.01)
     assert max(s["utilisation"] for s in best["stages"] if s["stage"] == "egress") > 0.99
+    assert problem_of(read_config(config), None).rtt_s == 0.01
 
 
 def test_flags_alone_describe_a_deployment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["mean"]["best"]
     assert (best["num_prfaas"], best["num_prefill"] + best["num_decode"]) == (2, 2)
-    assert main([*FLAGS, "--max-remote-nodes", "1", "--objective", "price", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["mean"]["best"]["num_prfaas"] <= 1
+
+
+def test_the_remote_nodes_are_chosen_for_the_rate_or_for_its_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bought = {}
+    for objective in ("rate", "price"):
+        more = ["--local", "paper-h20", "--max-remote-nodes", "3", "--objective", objective]
+        assert main([*FLAGS, *more, "--json"]) == 0
+        bought[objective] = json.loads(capsys.readouterr().out)["mean"]["best"]
+    assert bought["rate"]["num_prfaas"] == 3
+    assert bought["price"]["num_prfaas"] == 2
+    assert bought["price"]["requests_per_price"] > bought["rate"]["requests_per_price"]
 
 
 def test_a_trace_gives_the_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -295,6 +295,20 @@ def test_rows_without_state_are_held_and_serve_only_as_far_as_the_state() -> Non
     assert levels_of(index)[128, 576] == {NODES[1]}
 
 
+def test_of_two_nodes_with_equal_rows_each_serves_from_its_own_state() -> None:
+    index = filled(dict(zip(NODES[:3], (9, 9, 4), strict=True)))
+    for sequence, group_id in enumerate((WINDOW, LINEAR), 5):
+        event = CacheEvent(
+            sequence=sequence, group_id=group_id, stored=tuple(at(6)), removed=tuple(at(9))
+        )
+        assert index.apply(NODES[1], 1, event)
+    assert levels_of(index) == {
+        (576, 576): {NODES[0]},
+        (384, 576): {NODES[1]},
+        (256, 256): {NODES[2]},
+    }
+
+
 def test_the_usable_level_ends_before_the_last_token() -> None:
     index = filled(dict(zip(NODES[:3], (4, 5, 6), strict=True)))
     for node_id, before in zip(NODES[:3], (4, 5, 6), strict=True):

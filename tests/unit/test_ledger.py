@@ -607,13 +607,17 @@ def test_requests_beyond_the_slots_wait() -> None:
     assert (load.decode_busy, load.num_waiting) == (pytest.approx(0.75), 0)
 
 
-def test_without_slots_a_node_that_decodes_counts_as_busy() -> None:
+@pytest.mark.parametrize(("num_slots", "num_waiting"), [(None, 0), (0, 1)])
+def test_without_slots_a_node_that_decodes_counts_as_busy(
+    num_slots: int | None, num_waiting: int
+) -> None:
     ledger = make_ledger()
+    ledger.node_up(attrs.evolve(node_up(DECODE, Role.DECODE, epoch=2), num_slots=num_slots))
     ledger.admit(decision("a"), 0.0)
     assert loads_of(ledger, 1.0)[DECODE].decode_busy == 0
     ledger.prefilled(RequestId("a"), 1.0)
     load = loads_of(ledger, 2.0)[DECODE]
-    assert (load.decode_busy, load.num_waiting) == (1.0, 0)
+    assert (load.decode_busy, load.num_waiting) == (1.0, num_waiting)
     ledger.finished(RequestId("a"), 2.0)
     assert loads_of(ledger, 3.0)[DECODE].decode_busy == 0
 

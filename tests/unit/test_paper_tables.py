@@ -35,7 +35,6 @@ from prfaas.paper import (
     mean_ttft_s,
     p90_ttft_s,
     printed,
-    quantile_tokens,
     solve,
 )
 from prfaas.paper.tables import MODELS, TABLE_3, TABLE_5_SECONDS, TABLE_5_SIZES
@@ -253,11 +252,11 @@ def test_times_to_first_token_against_a_fine_sum(deployment, threshold_tokens, m
 
 
 def test_quantiles_of_length():
-    assert quantile_tokens(LENGTHS, 0.5) == pytest.approx(19_199, abs=1)
-    assert quantile_tokens(LENGTHS, 0.9) == pytest.approx(62_410, abs=1)
-    assert quantile_tokens(LENGTHS, 0.99) == pytest.approx(115_417, abs=1)
+    assert LENGTHS.quantile(0.5) == pytest.approx(19_199, abs=1)
+    assert LENGTHS.quantile(0.9) == pytest.approx(62_410, abs=1)
+    assert LENGTHS.quantile(0.99) == pytest.approx(115_417, abs=1)
     observed = EmpiricalLengths(tuple(range(1, 11)))
-    assert quantile_tokens(observed, 0.9) == pytest.approx(9)
+    assert observed.quantile(0.9) == pytest.approx(9)
 
 
 def test_a_p90_that_lengths_do_not_order_is_refused():

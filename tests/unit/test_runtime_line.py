@@ -175,6 +175,7 @@ async def test_peers_are_dialled_once_and_again_when_their_line_ends() -> None:
     one, two = await asyncio.gather(*(peers.get("inproc://there") for _ in range(2)))
     assert one is two
     assert peers.take_deliveries() == {}
+    assert peers.take_resent() == (0, 0)
     one.abort()
     other = await peers.get("inproc://there")
     assert other is not one

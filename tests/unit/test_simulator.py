@@ -12,6 +12,7 @@ from prfaas.core import Role
 from prfaas.errors import CapacityError, ConfigError
 from prfaas.seams import Arrived, LinkRate, NodeLoad, NodeUp, Served
 from prfaas.simulator import Ending, Failure, SimulatedLink
+from prfaas.simulator.flight import Place
 from simulations import (
     H20,
     H200,
@@ -104,6 +105,22 @@ def test_phases_of_one_remote_and_one_local_request():
         assert sum(shares) * result.duration_s == pytest.approx(expected_s)
     slots = sum(result.decode_utilisation.values()) * 20 * result.duration_s
     assert slots == pytest.approx(2 * 100 * 0.025)
+
+
+def test_bytes_are_backlog_until_they_have_landed():
+    world = scenario(PRFAAS_PD[0], link=SimulatedLink(schedule=((0.0, 10e9),), rtt_s=0.1))
+    machine = simulator(world)
+    simulation = machine.begin([one(40_000)])
+    backlog = {}
+    while simulation.step():
+        for flight in simulation.gateway.flights.values():
+            backlog.setdefault(flight.place, set()).add(machine._ledger.link_backlog_bytes())
+    num_bytes = SPEC.kv_bytes(40_000)
+    assert backlog == {
+        Place.PREFILLING: {num_bytes},
+        Place.TRANSFER: {num_bytes},
+        Place.DECODING: {0},
+    }
 
 
 @pytest.mark.parametrize("bps", [100e9, 1e9])
@@ -219,8 +236,13 @@ def test_a_client_that_gives_up_frees_whatever_place_it_is_in():
 
 def test_a_full_node_refuses_and_the_pause_doubles():
     class Stubborn(LeastWork):
-        """Sends everything to the same node, full or not."""
+        """Sends everything to the same node, full or not, whatever the request asks for."""
 
+        def route(self, request, view, now, rng):
+            excluded.append((request.request_id, sorted(request.excluded)))
+            return LeastWork.route(self, request, view, now, rng)
+
+    excluded: list[tuple[str, list[str]]] = []
     nodes = (
         node("prefill0", Role.PREFILL, prefill=lambda new, cached: 2.0, max_active=1),
         *clusters(0, 0, 1),
@@ -234,6 +256,7 @@ def test_a_full_node_refuses_and_the_pause_doubles():
     assert b.num_attempts == 7
     assert b.queue_s == pytest.approx(2.2)
     assert result.counters["refused"] == 6
+    assert excluded[:3] == [("a", []), ("b", []), ("b", ["prefill0"])]
     assert at_rest(machine._ledger)
 
 

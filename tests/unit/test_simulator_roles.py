@@ -6,6 +6,8 @@ import attrs
 import pytest
 
 from prfaas.core import BlockHash, Role
+from prfaas.policy import MaxWeightRouter
+from prfaas.policy.throughput_balancer import ThroughputBalancer
 from prfaas.seams import ChangePhase, RoutedRequest
 from prfaas.simulator import Ending, Failure, SimulatedLink
 from prfaas.workload import Arrival
@@ -14,6 +16,7 @@ from simulations import (
     LeastWork,
     Script,
     T,
+    arrivals,
     at_rest,
     clusters,
     node,
@@ -309,3 +312,27 @@ def test_a_prompt_goes_on_without_a_prefix_whose_source_is_lost():
     assert second.queue_s == pytest.approx(2.0)
     assert second.cached_tokens == 0
     assert result.ingress_bytes == pytest.approx(0.25e9)
+
+
+def test_the_balancer_heals_a_bad_split_and_loses_nothing():
+    nodes = clusters(4, 6, 2)
+    roles = {n.node_id: n.role for n in nodes if n.node_id[:6] != "remote"}
+    balancer = ThroughputBalancer(SPEC, baseline=roles, band=(1_000, 100_000), num_slots=20)
+    world = scenario(nodes, control_period_s=5.0)
+    machine = simulator(world, balancer=balancer)
+    result = machine.run(arrivals(800, 2.6))
+    assert result.num_lost == 0
+    assert result.num_ended(Ending.OK) == 800
+    assert at_rest(machine._ledger)
+    assert result.conversions[0].role is Role.DECODE
+    waits_s = result.log.times["decode_wait_s"]
+    assert sum(waits_s[-200:]) < 0.2 * max(waits_s) * 200
+
+
+def test_another_router_runs_here_as_it_does_in_a_gateway():
+    world = scenario(clusters(4, 3, 5), control_period_s=5.0)
+    machine = simulator(world, router=MaxWeightRouter(SPEC))
+    result = machine.run(arrivals(300, 2.4))
+    assert result.num_ended(Ending.OK) == 300
+    assert at_rest(machine._ledger)
+    assert result.egress_bytes > 0

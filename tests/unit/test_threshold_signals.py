@@ -260,6 +260,14 @@ def test_a_slow_link_that_nobody_uses_is_probed() -> None:
     assert back[-1] == near(curve(100).best(BAND))
 
 
+def test_a_sample_ends_a_probe() -> None:
+    view, t = SignalView(link_bps=1e6), controller()
+    steps = [t.update(view, float(second)) for second in range(11)]
+    assert steps[10] < steps[9], "the probe is open"
+    view.rate_bps = 1.01e6
+    assert t.update(view, 10.5) == steps[9]
+
+
 def test_no_probe_where_the_link_is_not_what_binds() -> None:
     # Remote nodes so slow that nothing should go there, however fast the link.
     t = controller(remote_prefill_s=lambda n: 1000.0 * n, link_bps=1e6)

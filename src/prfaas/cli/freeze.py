@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from prfaas.capacity import PrefillProfile, PrefillSurface, PrefillTime
+from prfaas.capacity import PrefillProfile, PrefillSurface, PrefillTime, System
 from prfaas.cli.config import Config, ModelSection, SystemSection
 from prfaas.cli.files import Measurement, file_sha256, read_model_config
-from prfaas.cli.systems import model_of, system_of
+from prfaas.cli.systems import model_of, systems_of
 from prfaas.errors import ConfigError
 
 
@@ -20,25 +20,10 @@ def frozen(config: Config) -> Config:
     """
     model = model_of(config)
     names = {cluster.system for cluster in config.clusters.values()}
-    systems = {}
-    for name in names:
-        section, system = config.systems.get(name), system_of(config, model, name)
-        if section is None:
-            section = SystemSection(
-                gpus=system.num_gpus,
-                price=None
-                if system.price_per_hour is None
-                else system.price_per_hour / system.num_gpus,
-                batch_size=system.batch_size,
-                step_ms=None if system.decode_step_s is None else system.decode_step_s * 1000,
-            )
-        systems[name] = msgspec.structs.replace(
-            section,
-            prefill=None,
-            prefill_table=None,
-            aiconfigurator=None,
-            prefill_rows=_rows(system.prefill),
-        )
+    systems = {
+        name: _numbers(config.systems.get(name), system)
+        for name, system in systems_of(config, model, sorted(names)).items()
+    }
     workload = config.workload
     if workload.trace is not None:
         path = Path(config.folder, workload.trace).resolve()
@@ -49,6 +34,26 @@ def frozen(config: Config) -> Config:
         )
     return msgspec.structs.replace(
         config, model=_model(config), systems=systems, workload=workload, folder="."
+    )
+
+
+def _numbers(section: SystemSection | None, system: System) -> SystemSection:
+    """Fill in what the section leaves to the paper or to the database; keep what it says as is."""
+    found = {
+        "price": None if system.price_per_hour is None else system.price_per_hour / system.num_gpus,
+        "batch_size": system.batch_size,
+        "step_ms": None if system.decode_step_s is None else system.decode_step_s * 1000,
+    }
+    said = section or SystemSection()
+    unsaid = {key: value for key, value in found.items() if getattr(said, key) is None}
+    return msgspec.structs.replace(
+        said,
+        prefill=None,
+        prefill_table=None,
+        aiconfigurator=None,
+        prefill_rows=_rows(system.prefill),
+        gpus=system.num_gpus,
+        **unsaid,
     )
 
 

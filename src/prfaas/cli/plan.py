@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     problem = problem_of(
         config,
         trace,
-        objective=Objective.THROUGHPUT,
+        objective=_OBJECTIVES[args.objective],
         max_prfaas_nodes=args.max_remote_nodes,
     )
     plan = plan_deployment(problem)

@@ -63,7 +63,7 @@ def _draw_thresholds(axes: Axes, form: FormPlan) -> None:
     axes.set_title(
         f"Rate against the threshold, N_p = {best.num_prefill:g}, N_d = {best.num_decode:g}"
     )
-    axes.legend(loc="upper right")
+    axes.legend(loc="center right")
 
 
 def _draw_splits(axes: Axes, form: FormPlan) -> None:

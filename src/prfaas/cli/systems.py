@@ -155,7 +155,7 @@ def _described(name: str, section: SystemSection, config: Config, model: ModelSp
         found = _of_the_database(section.aiconfigurator, model)
     else:
         found = System(name=name, prefill=_prefill(section, config), num_gpus=section.gpus)
-    price = found.price_per_hour if section.price is None else section.price * section.gpus
+    price = found.price_per_hour if section.price is None else section.price * found.num_gpus
     step_s = found.decode_step_s if section.step_ms is None else section.step_ms / 1000
     batch_size = found.batch_size if section.batch_size is None else section.batch_size
     return attrs.evolve(

@@ -25,7 +25,7 @@ from prfaas.paper.profiles import (
     THRESHOLD_TOKENS,
 )
 from prfaas.paper.tables import Printed, printed
-from prfaas.paper.ttft import mean_ttft_s, p90_ttft_s, quantile_tokens
+from prfaas.paper.ttft import mean_ttft_s, p90_ttft_s
 
 __all__ = [
     "ALL_LOCAL_TOKENS",
@@ -52,7 +52,6 @@ __all__ = [
     "model_claim_cells",
     "p90_ttft_s",
     "printed",
-    "quantile_tokens",
     "solve",
     "table_3_cells",
     "table_5_cells",

@@ -6,8 +6,6 @@ from prfaas.capacity import Deployment, LengthDistribution
 from prfaas.errors import ConfigError
 from prfaas.paper.profiles import ALL_LOCAL_TOKENS, ALL_REMOTE_TOKENS
 
-_BISECTIONS = 50
-
 
 def mean_ttft_s(
     deployment: Deployment, lengths: LengthDistribution, threshold_tokens: float
@@ -30,18 +28,6 @@ def mean_ttft_s(
     return offload_fraction * mean_remote_s + (1 - offload_fraction) * mean_local_s
 
 
-def quantile_tokens(lengths: LengthDistribution, share: float) -> float:
-    """The length that ``share`` of the requests do not exceed."""
-    low, high = float(lengths.min_tokens), float(lengths.max_tokens)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if lengths.share_above(middle) > 1 - share:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 def p90_ttft_s(
     deployment: Deployment, lengths: LengthDistribution, threshold_tokens: float
 ) -> float:
@@ -53,7 +39,7 @@ def p90_ttft_s(
     Raises:
         ConfigError: a local request is slower; the order of lengths is not the order of times.
     """
-    p90_tokens = quantile_tokens(lengths, 0.9)
+    p90_tokens = lengths.quantile(0.9)
     p90_s = deployment.service_ttft_s(p90_tokens, threshold_tokens)
     if threshold_tokens < p90_tokens:
         slowest_local_s = deployment.service_ttft_s(threshold_tokens, threshold_tokens)

@@ -264,8 +264,8 @@ class LoadLedger(ClusterView):
         """What each node did since the last call, and what it has to do now.
 
         Before a time was told the period has no length: then a node's prefill share is 0, and its
-        decode share that of this instant. Without ``num_slots`` a node that decodes at all counts
-        as busy.
+        decode share that of this instant. A node that has, or tells, no slots and decodes all the
+        same counts as busy. A prefill counts in the period in which it is reported.
         """
         told = self._tell(now)
         return tuple(node.take_load(now if told is None else told) for node in self._nodes)

@@ -40,7 +40,7 @@ class LoadOrder:
         self._equals: dict[int, NodeSet] = {}
         self._chunks: list[_Chunk] = []
         self._floors: list[int] = []
-        """Loads from floor i up to floor i + 1 belong to chunk i, smaller ones to chunk 0 as well."""
+        """Loads from floor i up to floor i + 1 belong to chunk i; smaller ones to chunk 0 too."""
 
     def __len__(self) -> int:
         return len(self._loads)

@@ -28,7 +28,7 @@ class GroupHashes:
             held.update(new)
             return new
         held.update(hashes)
-        others = [hashes_ for g, hashes_ in self.by_group.items() if g != group_id]
+        others = [known for g, known in self.by_group.items() if g != group_id]
         new = [h for h in hashes if h not in everywhere and all(h in other for other in others)]
         everywhere.update(new)
         return new

@@ -132,7 +132,7 @@ class NodeAccount:
         self._settle(now)
         period_s = 0.0 if self._begin_s is None else now - self._begin_s
         num_slots = self.up.num_slots
-        if num_slots is None:
+        if not num_slots:
             decode_busy = 1.0 if self.num_decoding else 0.0
         elif period_s > 0:
             decode_busy = min(1.0, self._slot_s / (period_s * num_slots))

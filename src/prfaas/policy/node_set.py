@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 NodeSet: TypeAlias = int
 """Bit p is 1 if the node at position p is in the set; 0 is the empty set."""
+_FEW = 8
+"""Up to so many members are counted one by one."""
 
 
 def members(nodes: NodeSet) -> Iterator[int]:
@@ -28,6 +30,10 @@ def random_member(nodes: NodeSet, rng: Random) -> int:
     if size == 1:
         return nodes.bit_length() - 1
     rank = int(rng.random() * size)
+    if size <= _FEW:
+        for _ in range(rank):
+            nodes &= nodes - 1
+        return (nodes & -nodes).bit_length() - 1
     # The member of that rank, by halving the set: counting bits is far cheaper than visiting them.
     position, width = 0, nodes.bit_length()
     while width > 1:

@@ -63,7 +63,7 @@ class SideMeter:
             nodes = view.nodes()
             stride = 1 + len(nodes) // _MAX_NODES
             self._rates = _mean_rates(nodes[::stride])
-            if False:
+            if stride > 1 and len(self._rates) < len(ClusterKind):
                 self._rates = _mean_rates(nodes)
 
     def read(self, view: ClusterView, mean_tokens: int) -> Sides | None:

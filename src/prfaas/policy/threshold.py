@@ -80,7 +80,8 @@ class ThresholdController:
     ) -> None:
         if link_bps is not None and not is_link_rate(link_bps):
             raise ConfigError(
-                f"link_bps is {link_bps}; it must be finite and at least 1 bit/s, or None if unknown"
+                f"link_bps is {link_bps}; it must be finite and at least 1 bit/s, or None if "
+                "nobody knows it"
             )
         self._settings = chosen = settings or ThresholdSettings()
         prior = lognormal_quantiles() if prior_tokens is None else tuple(prior_tokens)

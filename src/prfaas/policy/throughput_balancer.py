@@ -119,6 +119,10 @@ class ThroughputBalancer(RoleBalancer):
         """Flips of alternating nodes."""
         return self._planned.num_slices
 
+    def changes(self) -> list[Change]:
+        """The changes that are under way."""
+        return self._changes.all()
+
     @property
     def assessments(self) -> dict[ClusterId, Assessment]:
         """What the last control period found, for the PD clusters that could be assessed."""

@@ -236,6 +236,8 @@ class Fleet:
                         for n, start, end in message.deliveries
                     )
                     self._ledger.observe_link(deliveries, now)
+                    if message.num_packets > 0:
+                        self._ledger.observe_loss(message.num_resent / message.num_packets)
             case RoleSet():
                 self._take_role(link, message)
             case Status():

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from random import Random
 
 import attrs
@@ -257,8 +258,12 @@ class Gateway:
                     # Nodes that failed once may be all that is left.
                     attempt.excluded.clear()
                 else:
+                    # Not every end of a shortage is told: a node may have room again, or the
+                    # link may be back.
                     self._fleet.changed.clear()
-                    await self._fleet.changed.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._config.max_retry_s):
+                            await self._fleet.changed.wait()
 
     def _hear(self, link: WorkerLink, message: Said) -> None:
         attempt = self._attempts.get(message.request_id)

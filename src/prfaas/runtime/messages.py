@@ -218,9 +218,12 @@ class CacheChanged(_Message, frozen=True, kw_only=True):
 
 
 class Rates(_Message, frozen=True, kw_only=True):
-    """Prefill worker: link samples as (bytes, seconds since start, seconds since end)."""
+    """Prefill worker: link samples as (bytes, seconds since start, seconds since end), and packets
+    that it sent, with those of them that it sent again."""
 
     deliveries: tuple[tuple[int, float, float], ...]
+    num_packets: int = 0
+    num_resent: int = 0
 
 
 class CacheSnapshot(_Message, frozen=True, kw_only=True):

@@ -51,6 +51,11 @@ class PeerLines:
         taken = {line: line.channel.take_deliveries() for line in self._lines.values()}
         return {line: deliveries for line, deliveries in taken.items() if deliveries}
 
+    def take_resent(self) -> tuple[int, int]:
+        """Packets sent since the last call, and those of them that were sent again."""
+        counts = [line.channel.take_resent() for line in self._lines.values()]
+        return sum(sent for sent, _ in counts), sum(again for _, again in counts)
+
     async def aclose(self) -> None:
         """Ends every line. Idempotent."""
         dials = tuple(self._dials.values())

@@ -83,12 +83,13 @@ class Reports:
         if bodies:
             self._tell(CacheChanged(events=tuple(bodies)))
 
-    def rates(self, deliveries: Iterable[Delivery]) -> None:
-        """Link samples, in seconds before now, since clocks differ."""
+    def rates(self, deliveries: Iterable[Delivery], packets: tuple[int, int]) -> None:
+        """Link samples, in seconds before now, since clocks differ; packets sent and resent."""
         now = self._node.clock()
         samples = tuple((d.num_bytes, now - d.start_s, now - d.end_s) for d in deliveries)
-        if samples:
-            self._tell(Rates(deliveries=samples))
+        num_packets, num_resent = packets
+        if samples or num_packets:
+            self._tell(Rates(deliveries=samples, num_packets=num_packets, num_resent=num_resent))
 
     def role(self, plan_epoch: int, phase: ChangePhase) -> None:
         """The role that is in force, after a plan asked for one."""

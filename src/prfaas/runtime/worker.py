@@ -358,4 +358,6 @@ class Worker:
                 else:
                     job.tick(delivered.keys())
             self._reports.cache()
-            self._reports.rates(d for samples in delivered.values() for d in samples)
+            self._reports.rates(
+                (d for samples in delivered.values() for d in samples), self._peers.take_resent()
+            )

@@ -206,6 +206,11 @@ class Channel(ABC):
     def take_deliveries(self) -> tuple[Delivery, ...]:
         """Link-rate samples since the last call."""
 
+    def take_resent(self) -> tuple[int, int]:
+        """Packets of payload that were sent since the last call, and how many of them were sent
+        because others had been lost; (0, 0) where the fabric does not tell."""
+        return 0, 0
+
     @abstractmethod
     async def aclose(self) -> None:
         """Flushes frames and ends the channel. Idempotent."""

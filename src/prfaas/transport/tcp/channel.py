@@ -139,6 +139,9 @@ class TcpChannel(Channel):
     def take_deliveries(self) -> tuple[Delivery, ...]:
         return self._outgoing.take_deliveries()
 
+    def take_resent(self) -> tuple[int, int]:
+        return self._outgoing.take_resent()
+
     async def aclose(self) -> None:
         if self._error is None:
             self._close("closed")

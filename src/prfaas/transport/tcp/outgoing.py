@@ -16,7 +16,7 @@ from prfaas.seams.transport import Delivery
 from prfaas.transport.inbox import fresh
 from prfaas.transport.tcp.config import TcpConfig
 from prfaas.transport.tcp.lanes import Lane, LaneThreads
-from prfaas.transport.tcp.sockets import send_views
+from prfaas.transport.tcp.sockets import num_segments, send_views
 from prfaas.transport.views import MAX_IOVECS, SpanViews, checksum
 from prfaas.transport.windows import put_error
 from prfaas.wire.busy import BusyMeter
@@ -98,6 +98,7 @@ class OutgoingPuts:
         self._waiting: deque[_Put] = deque()
         self._in_flight: dict[int, _Chunk] = {}
         self._error: TransportError | None = None
+        self._num_segments = [num_segments(lane.sock) for lane in lanes]
         for lane in lanes:
             decoder = FrameDecoder((Kind.ACK, Kind.NACK))
             self._loop.add_reader(lane.sock, self._on_answers, lane, decoder)
@@ -136,6 +137,13 @@ class OutgoingPuts:
 
     def take_deliveries(self) -> tuple[Delivery, ...]:
         return self._meter.take()
+
+    def take_resent(self) -> tuple[int, int]:
+        """See `Channel.take_resent`; (0, 0) on systems whose sockets do not count."""
+        seen, self._num_segments = self._num_segments, [num_segments(x.sock) for x in self._lanes]
+        sent = sum(now[0] - then[0] for now, then in zip(self._num_segments, seen, strict=True))
+        again = sum(now[1] - then[1] for now, then in zip(self._num_segments, seen, strict=True))
+        return max(0, sent), max(0, again)
 
     def close(self, error: TransportError) -> None:
         """Fails every put with ``error`` and lets go of the lanes. Idempotent."""

@@ -22,6 +22,10 @@ SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 _DRAIN_BYTES = 64 << 10
 _INT = struct.Struct("i")
 _NUM_PROBES = 3
+_U32 = struct.Struct("=I")
+_TOTAL_RETRANS_AT = 100  # struct tcp_info of linux/tcp.h: tcpi_total_retrans
+_DATA_SEGS_OUT_AT = 156  # and tcpi_data_segs_out
+_TCP_INFO_BYTES = 160
 
 
 def tune(sock: socket.socket, config: TcpConfig) -> None:
@@ -130,6 +134,20 @@ def num_readable(sock: socket.socket) -> int:
     """Bytes that have arrived and can be read without waiting. Raises: OSError."""
     (num_bytes,) = _INT.unpack(fcntl.ioctl(sock, termios.FIONREAD, bytes(_INT.size)))
     return int(num_bytes)
+
+
+def num_segments(sock: socket.socket) -> tuple[int, int]:
+    """Segments with payload that were ever sent, and those of them that were sent again; zeros for
+    a socket that has ended and on systems that do not count."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except (AttributeError, OSError):
+        return 0, 0
+    if len(info) < _TCP_INFO_BYTES:
+        return 0, 0
+    (again,) = _U32.unpack_from(info, _TOTAL_RETRANS_AT)
+    (sent,) = _U32.unpack_from(info, _DATA_SEGS_OUT_AT)
+    return int(sent), int(again)
 
 
 def hang_up(sock: socket.socket) -> None:

@@ -1,0 +1,1 @@
+"""Parts of `experiments.py`: what is simulated, under which policy, and how it is told."""
