@@ -122,9 +122,10 @@ def nodes(
     """
 
     def node(name: str, role: Role, *, is_remote: bool) -> SimulatedNode:
-        node_id, num_slots = NodeId(name), NUM_SLOTS
+        node_id, num_slots, limit = NodeId(name), NUM_SLOTS, max_active
         if shared is not None and shared[0] == node_id:
             role, num_slots = Role.MIXED, shared[1]
+            limit = 8 + 3 * num_slots
         return SimulatedNode(
             node_id=node_id,
             cluster_id=REMOTE if is_remote else PD,
@@ -133,15 +134,17 @@ def nodes(
             prefill=PROFILES[REMOTE if is_remote else PD],
             decode_step_s=decode_step_s,
             num_slots=num_slots,
-            max_active=max_active,
+            max_active=limit,
             pool_bytes=pool_bytes,
             block_size=None if pool_bytes is None else 512,
         )
 
+    # A cluster that cannot prefill at all would be lost with the link, so it may.
+    rest = Role.DECODE if num_prefill else Role.MIXED
     return (
         *(node(f"remote{i}", Role.PREFILL, is_remote=True) for i in range(hardware.num_remote)),
         *(
-            node(f"local{i}", Role.PREFILL if i < num_prefill else Role.DECODE, is_remote=False)
+            node(f"local{i}", Role.PREFILL if i < num_prefill else rest, is_remote=False)
             for i in range(hardware.num_local)
         ),
     )

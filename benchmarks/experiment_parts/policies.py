@@ -20,6 +20,7 @@ from experiment_parts.deployments import (
     Hardware,
     Optimum,
 )
+from prfaas.capacity import LengthDistribution
 from prfaas.core import NodeId, Role
 from prfaas.paper.profiles import THRESHOLD_TOKENS
 from prfaas.policy import (
@@ -132,6 +133,7 @@ def build(
     world: Scenario,
     planned: Optimum,
     *,
+    lengths: LengthDistribution,
     output_tokens: float,
     settings: BalancerSettings | None = None,
     balancer: RoleBalancer | None = None,
@@ -140,6 +142,8 @@ def build(
 
     Args:
         planned: the optimum of the mean conditions, for ``static``.
+        lengths: uncached lengths to expect, which are what ``planned`` was made of; the prior of
+            the controller, so that ``adaptive`` knows no less than ``static``.
         output_tokens: the mean, as the balancer's first guess.
         settings: of the balancer; its ``fractional`` is that of the policy.
         balancer: instead of the policy's.
@@ -154,6 +158,7 @@ def build(
     controller = ThresholdController(
         spec,
         band=band,
+        prior_tokens=[round(lengths.quantile((i + 0.5) / 64)) for i in range(64)],
         link_bps=link_bps,
         remote_prefill_s=PROFILES[REMOTE],
         local_prefill_s=PROFILES[PD],

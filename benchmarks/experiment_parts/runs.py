@@ -56,6 +56,7 @@ def execute(
         policy,
         setup.world,
         setup.planned,
+        lengths=setup.lengths,
         output_tokens=setup.output_tokens,
         settings=settings,
         balancer=balancer,

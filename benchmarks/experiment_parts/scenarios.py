@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 
 import attrs
 
@@ -25,6 +23,7 @@ from experiment_parts.deployments import (
 )
 from experiment_parts.measures import Window
 from experiment_parts.policies import Policy, num_prefill_of
+from prfaas.capacity import LengthDistribution
 from prfaas.core import NodeId
 from prfaas.simulator import Failure, Scenario, SimulatedLink
 from prfaas.workload import Arrival
@@ -47,6 +46,7 @@ class Setup:
         arrivals: what they are asked; ``num_clients`` ignores the times and closes the loop.
         window: what counts.
         planned: what the capacity model finds for the mean conditions.
+        lengths: the uncached lengths of those.
         output_tokens: mean.
         offered_rps: None in a closed loop.
     """
@@ -55,6 +55,7 @@ class Setup:
     arrivals: Iterable[Arrival]
     window: Window
     planned: Optimum
+    lengths: LengthDistribution = LENGTHS
     output_tokens: float = OUTPUT_TOKENS
     offered_rps: float | None = None
     num_clients: int | None = None
@@ -153,6 +154,7 @@ def diurnal(policy: Policy, seed: int = 0, duration_s: float = 5400.0) -> Setup:
         arrivals=workloads.shifting(rate_rps, duration_s, seed),
         window=Window(from_s=0.0, until_s=duration_s),
         planned=planned,
+        lengths=workloads.shifting_lengths(),
         offered_rps=rate_rps,
     )
 
@@ -207,9 +209,10 @@ def trace(
             event_delay_s=0.1,
         ),
         arrivals=arrivals,
-        # Half a minute is left out while the caches fill.
-        window=Window(from_s=30.0, until_s=arrivals[-1].arrived_s),
+        # The caches fill meanwhile.
+        window=Window(from_s=0.2 * arrivals[-1].arrived_s, until_s=arrivals[-1].arrived_s),
         planned=planned,
+        lengths=workloads.uncached_lengths(replayed),
         output_tokens=replayed.mean_output_tokens,
         offered_rps=rate_rps,
     )

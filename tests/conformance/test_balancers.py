@@ -53,7 +53,7 @@ class OnlyPrefill(FixedRoles):
 
     def plan(self, now: float) -> Plan:
         plan = super().plan(now)
-        if len(plan.roles) == 9:
+        if Role.DECODE in plan.roles.values() and len(plan.roles) == 10:
             self._plan = attrs.evolve(plan, epoch=plan.epoch + 1, roles=self._all_prefill(plan))
         return self._plan
 

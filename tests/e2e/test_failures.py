@@ -114,9 +114,9 @@ def decisions_of(d: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[Routing
     decisions: list[RoutingDecision] = []
     admit = d.ledger.admit
 
-    def note(decision: RoutingDecision) -> None:
+    def note(decision: RoutingDecision, now: float | None = None) -> None:
         decisions.append(decision)
-        admit(decision)
+        admit(decision, now)
 
     monkeypatch.setattr(d.ledger, "admit", note)
     return decisions

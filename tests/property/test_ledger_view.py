@@ -226,9 +226,9 @@ def test_H39_levels_are_the_hits_of_all_nodes(cluster: Cluster) -> None:
     assert index.misfits == frozenset()
 
 
-def load_of(candidate: Candidate, stage: Role) -> int:
+def load_of(candidate: Candidate, stage: Role) -> tuple[bool, int]:
     node = candidate.node
-    return node.queued_tokens if stage is Role.PREFILL else node.num_active
+    return node.is_full, node.queued_tokens if stage is Role.PREFILL else node.num_active
 
 
 @settings(max_examples=200)
@@ -247,7 +247,7 @@ def test_candidates_are_legal_and_the_least_loaded_of_every_hit(
                 plain = ClusterView.candidates(ledger, request, cluster_id, stage, rng)
                 assert all(candidate in plain for candidate in found)
                 assert len({candidate.hit for candidate in found}) == len(found)
-                least: dict[NodeHit, int] = {}
+                least: dict[NodeHit, tuple[bool, int]] = {}
                 for candidate in plain:
                     load = load_of(candidate, stage)
                     least[candidate.hit] = min(load, least.get(candidate.hit, load))
@@ -279,16 +279,14 @@ def test_H36_the_link_is_empty_when_nothing_is_in_flight(cluster: Cluster) -> No
 @given(
     slots=st.one_of(st.none(), st.integers(1, 3)),
     spans=st.lists(st.tuples(st.floats(0, 20), st.floats(0, 20)), max_size=8),
-    prefill_s=st.floats(0.01, 30),
     period_s=st.floats(0.5, 20),
 )
 def test_busy_shares_are_the_mean_over_the_period(
     slots: int | None,
     spans: list[tuple[float, float]],
-    prefill_s: float,
     period_s: float,
 ) -> None:
-    """Each span is a request that decodes from its first to its second time."""
+    """Each span is a request that prefills until its first and decodes until its second time."""
     node = NodeUp(
         node_id=NODES[0],
         cluster_id=ClusterId("a"),
@@ -310,9 +308,9 @@ def test_busy_shares_are_the_mean_over_the_period(
     for now, _, event, request_id in sorted(events, key=lambda e: e[:2]):
         if now <= period_s:
             event(request_id, now)
-    ledger.observe_prefill(NODES[0], 100, prefill_s)
     (load,) = ledger.loads(period_s)
-    assert math.isclose(load.prefill_busy, min(1.0, prefill_s / period_s))
+    last_s = max((min(span) for span in spans), default=0.0)
+    assert math.isclose(load.prefill_busy, min(1.0, last_s / period_s))
     edges = sorted({0.0, period_s, *(t for span in spans for t in span if t < period_s)})
     taken_s = num_decoding = 0.0
     for left, right in pairwise(edges):

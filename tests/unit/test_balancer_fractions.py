@@ -146,6 +146,7 @@ def test_a_mixed_node_has_a_budget_for_its_fraction() -> None:
     fluid.run(900, 1.5)
     assert fluid.plan().prefill_budgets == {}
     assert planned_prefill(fluid) == 3
+    assert Role.MIXED not in fluid.plan().roles.values()
 
 
 def test_a_mixed_node_that_restarts_decodes() -> None:
@@ -177,6 +178,14 @@ def test_a_failed_flip_ends_the_slices_of_that_node() -> None:
     fluid.run(100, 2.9)
     assert fluid.plan().roles[swing] is old
     assert balancer.num_rolled_back == 1
+
+
+def test_a_swing_node_stops_when_the_best_fraction_is_elsewhere() -> None:
+    fluid = swinging("slices")
+    swing_of(fluid)
+    fluid.output_tokens = OUTPUT // 3
+    fluid.run(900, 0.9 * fluid.best().sustainable_rps)
+    assert fluid.load().sustainable_rps >= 0.9 * fluid.best().sustainable_rps
 
 
 # Names, clusters, prices.

@@ -574,20 +574,21 @@ def test_loads_tell_what_was_done_since_the_last_call() -> None:
     )
     ledger.admit(decision("a"), 100.0)
     ledger.admit(decision("b", uncached=30), 100.0)
-    ledger.observe_prefill(REMOTE, 1000, 4.0)
     ledger.prefilled(RequestId("a"), 104.0)
     ledger.prefilled(RequestId("a"), 105.0)
     loads = loads_of(ledger, 110.0)
-    assert loads[REMOTE].prefill_busy == pytest.approx(0.4)
+    assert loads[REMOTE].prefill_busy == 1  # with "b", which is not done
     assert loads[REMOTE].queued_tokens == 30
     assert loads[DECODE].decode_busy == pytest.approx(6 / 20)
+    ledger.prefilled(RequestId("b"), 114.0)
+    ledger.finished(RequestId("b"), 114.0)
     ledger.finished(RequestId("a"), 115.0)
     loads = loads_of(ledger, 120.0)
-    assert loads[REMOTE].prefill_busy == 0
+    assert loads[REMOTE].prefill_busy == pytest.approx(0.4)
     assert loads[DECODE].decode_busy == pytest.approx(5 / 20)
-    assert loads_of(ledger, 130.0)[DECODE].decode_busy == 0
-    ledger.observe_prefill(REMOTE, 1000, 14.0)
-    assert loads_of(ledger, 140.0)[REMOTE].prefill_busy == 1
+    loads = loads_of(ledger, 130.0)
+    assert loads[DECODE].decode_busy == 0
+    assert loads[REMOTE].prefill_busy == 0
 
 
 def test_requests_beyond_the_slots_wait() -> None:
@@ -639,9 +640,10 @@ def test_events_without_a_time_count_as_of_the_latest_one() -> None:
 def test_the_first_time_that_is_told_starts_the_first_period() -> None:
     ledger = make_ledger()
     ledger.admit(decision("a"), 10.0)
-    ledger.observe_prefill(REMOTE, 1000, 2.0)
+    ledger.prefilled(RequestId("a"), 12.0)
     assert loads_of(ledger, 14.0)[REMOTE].prefill_busy == pytest.approx(0.5)
     ledger.admit(decision("b"), 16.0)
     ledger.node_up(node_up(PREFILL, Role.PREFILL, epoch=2))
-    ledger.observe_prefill(PREFILL, 1000, 1.0)
+    ledger.admit(decision("c", prefill=PREFILL))
+    ledger.prefilled(RequestId("c"), 17.0)
     assert loads_of(ledger, 18.0)[PREFILL].prefill_busy == pytest.approx(0.5), "its own period"

@@ -29,11 +29,14 @@ from fluid import (
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
 from prfaas.errors import ConfigError
 from prfaas.policy import ThroughputBalancer
+from prfaas.policy.planned_roles import PlannedRoles
+from prfaas.policy.role_changes import RoleChanges
 from prfaas.seams import (
     ChangePhase,
     LinkRate,
     NodeDown,
     NodeUp,
+    RoleChanged,
 )
 
 DOUBLED = [min(131_072, 2 * n) for n in LENGTHS]
@@ -223,6 +226,8 @@ def test_H42_a_failed_change_leaves_the_node_in_its_old_role() -> None:
     assert fluid.plan().roles[node_id] is Role.DECODE
     assert fluid.plan().epoch == epoch + 1
     assert balancer_of(fluid).num_rolled_back == 1
+    fluid.changing.clear()
+    assert until_changing(fluid, 2.9) != node_id
 
 
 def test_H42_done_in_another_role_is_a_failure() -> None:
@@ -424,6 +429,31 @@ def test_silence_brings_the_configured_roles_back_one_by_one() -> None:
     assert seen == [6, 5, 4, 3]
     assert fluid.plan().roles == split_roles(3) | dict.fromkeys(REMOTE, Role.PREFILL)
     assert balancer_of(fluid).assessment is None
+
+
+def test_a_node_comes_home_only_when_it_can_be_spared() -> None:
+    first, second, third = LOCAL[:3]
+    changes = RoleChanges(deadline_s=10.0, backoff_s=10.0)
+    baseline = {first: Role.DECODE, second: Role.PREFILL, third: Role.DECODE}
+    planned = PlannedRoles(baseline, changes)
+    for node_id in baseline:
+        planned.up(
+            NodeUp(
+                node_id=node_id,
+                cluster_id=ClusterId("pd"),
+                kind=ClusterKind.PD,
+                role=Role.MIXED,
+                epoch=1,
+            )
+        )
+    assert planned.homecoming(baseline, 0.0) == {}
+    away = {first: Role.PREFILL, second: Role.DECODE}
+    planned.ask(away, plan_epoch=1, is_slice=False, now=0.0)
+    for node_id, role in away.items():
+        done = RoleChanged(node_id=node_id, plan_epoch=1, role=role, phase=ChangePhase.DONE)
+        assert changes.ended(done, 1.0) is not None
+    # Prefill would be empty without the first one, until the second one is back.
+    assert planned.homecoming(baseline, 1.0) == {second: Role.PREFILL}
 
 
 def test_a_lost_node_is_made_up_for_and_its_return_too() -> None:

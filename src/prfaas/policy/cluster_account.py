@@ -13,6 +13,8 @@ from prfaas.policy.node_set import NodeSet
 from prfaas.seams import ClusterLoad, NodeHit
 
 _MISS = NodeHit()
+_FULL = 1 << 60
+"""More than any load."""
 
 
 class ClusterAccount:
@@ -55,11 +57,11 @@ class ClusterAccount:
         self._queued_tokens += queued - queued_before
         self._num_active += active - active_before
         if node.takes_prefill:
-            self._prefill.put(position, queued)
+            self._prefill.put(position, _order_key(node, queued))
         else:
             self._prefill.remove(position)
         if node.takes_decode:
-            self._decode.put(position, active)
+            self._decode.put(position, _order_key(node, active))
         else:
             self._decode.remove(position)
         self._load = None
@@ -110,8 +112,14 @@ class ClusterAccount:
         assert self._counted == {n.position: (n.queued_tokens, len(n.active)) for n in nodes}
         assert self._queued_tokens == sum(n.queued_tokens for n in nodes)
         assert self._num_active == sum(len(n.active) for n in nodes)
-        _check_order(self._prefill, nodes, lambda n: n.queued_tokens if n.takes_prefill else None)
-        _check_order(self._decode, nodes, lambda n: len(n.active) if n.takes_decode else None)
+        _check_order(
+            self._prefill,
+            nodes,
+            lambda n: _order_key(n, n.queued_tokens) if n.takes_prefill else None,
+        )
+        _check_order(
+            self._decode, nodes, lambda n: _order_key(n, len(n.active)) if n.takes_decode else None
+        )
         assert self._load is None or self._load == ClusterLoad(
             cluster_id=self._cluster_id,
             kind=self._kind,
@@ -120,6 +128,13 @@ class ClusterAccount:
             queued_tokens=self._queued_tokens,
             num_active=self._num_active,
         )
+
+
+def _order_key(node: NodeAccount, load: int) -> int:
+    """Nodes that are full come after all others, whatever their load."""
+    max_active = node.up.max_active
+    is_full = max_active is not None and len(node.active) >= max_active
+    return load + _FULL if is_full else load
 
 
 def _check_order(

@@ -14,8 +14,6 @@ from prfaas.policy.swing import Swing
 
 _SWING = 2
 """The proposal that a node serves both stages; 1 and -1 move nodes to prefill and to decode."""
-_SWING_MARGIN = 0.25
-"""How far the best split may leave the range of a swing node before the node stops swinging."""
 _CALM = 0.1
 """A swing node stops when the load falls this far below what it was started at."""
 _BUDGET_CHANGE = 0.1
@@ -218,7 +216,7 @@ class ClusterBalancer:
     ) -> dict[NodeId, Role]:
         node_id, is_mixed = self.swing_node, self.swing is None
         assert node_id is not None
-        if split is None or not self._is_worth_it(split, case, found):
+        if split is None or not self._is_worth_it(split, found):
             self.end_swing()
             self.rest(case.now)
             self._say("no node shares its time any more")
@@ -234,14 +232,9 @@ class ClusterBalancer:
             self.budget_tokens = budget
         return {}
 
-    def _is_worth_it(self, split: FractionalSplit, case: Situation, found: Assessment) -> bool:
-        free = case.model.fractional(split.mode, case.nodes.num_nodes)
-        if free is None:
-            return False
-        away = free.load.num_prefill - len(case.nodes.prefill)
+    def _is_worth_it(self, split: FractionalSplit, found: Assessment) -> bool:
         return (
-            -_SWING_MARGIN <= away <= 1 + _SWING_MARGIN
-            and split.load.gain_over(found.best) >= self._settings.min_gain / 2
+            split.load.gain_over(found.best) >= self._settings.min_gain / 2
             and found.best.worst_s * found.arrival_rps >= self._settings.high_utilisation - _CALM
         )
 

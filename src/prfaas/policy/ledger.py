@@ -188,12 +188,12 @@ class LoadLedger(ClusterView):
                 "admitted again"
             )
         decode, prefill = self._up(decision.decode_node), self._up(decision.prefill_node)
-        self._tell(now)
+        now = self._tell(now)
         flight = self._flights[request_id] = Flight(decision)
         self._link_backlog_bytes += flight.link_bytes
         decode.active.add(request_id)
         prefill.active.add(request_id)
-        prefill.queued_tokens += decision.uncached_tokens
+        prefill.queue(decision.uncached_tokens, now)
         self._nodes.refresh(prefill)
         if decode is not prefill:
             self._nodes.refresh(decode)
@@ -265,7 +265,7 @@ class LoadLedger(ClusterView):
 
         Before a time was told the period has no length: then a node's prefill share is 0, and its
         decode share that of this instant. A node that has, or tells, no slots and decodes all the
-        same counts as busy. A prefill counts in the period in which it is reported.
+        same counts as busy. A node counts as prefilling while it has a prompt to compute.
         """
         told = self._tell(now)
         return tuple(node.take_load(now if told is None else told) for node in self._nodes)
@@ -351,7 +351,7 @@ class LoadLedger(ClusterView):
         flight.is_prefilled = True
         self._link_backlog_bytes -= flight.land_prefix()
         node = self._nodes[decision.prefill_node]
-        node.queued_tokens -= decision.uncached_tokens
+        node.queue(-decision.uncached_tokens, self._now)
         if decision.prefill_node != decision.decode_node:
             node.active.discard(decision.request_id)
         self._nodes.refresh(node)

@@ -111,7 +111,6 @@ class NodeAccount:
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, seconds)
-        self._prefill_s += seconds
 
     def observe_decode(self, num_steps: int, seconds: float) -> None:
         self._decode.observe(num_steps, seconds)
@@ -121,6 +120,11 @@ class NodeAccount:
         self._begin_s = self._since_s = now
         self._prefill_s = 0.0
         self._slot_s = 0.0
+
+    def queue(self, num_tokens: int, now: float | None) -> None:
+        """More prompt tokens to compute, or fewer, from ``now`` on."""
+        self._settle(now)
+        self.queued_tokens += num_tokens
 
     def count_decoding(self, change: int, now: float | None) -> None:
         """More requests, or fewer, decode from ``now`` on."""
@@ -162,7 +166,9 @@ class NodeAccount:
         return self.num_decoding if num_slots is None else min(self.num_decoding, num_slots)
 
     def _settle(self, now: float | None) -> None:
-        """Books the slot time since the last change."""
+        """Books the time since the last change."""
         if now is not None and self._since_s is not None:
             self._slot_s += self._num_taken * (now - self._since_s)
+            if self.queued_tokens:
+                self._prefill_s += now - self._since_s
             self._since_s = now

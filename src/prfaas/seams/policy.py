@@ -177,8 +177,9 @@ class ClusterView(Protocol):
 
         For every hit that occurs among the nodes that take work of the stage (`NodeView.takes`)
         and are not excluded by the request, at least one node that has this hit and the least load
-        of all that have it: `queued_tokens` for PREFILL, `num_active` for DECODE. Where several
-        are equal, any of them may be left out, at random by ``rng``. In no particular order.
+        of all that have it: `queued_tokens` for PREFILL, `num_active` for DECODE; full nodes come
+        after all others. Where several are equal, any of them may be left out, at random by
+        ``rng``. In no particular order.
         """
         return [
             Candidate(node=node, hit=self.hit(node.node_id, request))

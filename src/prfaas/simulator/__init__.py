@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from prfaas.simulator.result import (
-    Ending,
-    RequestLog,
-    RequestRecord,
-    RoleConversion,
-    SimulationResult,
-)
+from prfaas.simulator.request_log import Ending, RequestLog, RequestRecord
+from prfaas.simulator.result import RoleConversion, SimulationResult
 from prfaas.simulator.scenario import (
     Failure,
     PrefillCost,

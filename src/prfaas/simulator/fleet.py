@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from prfaas.core import NodeId, Role
 from prfaas.policy import LoadLedger, ThresholdController
 from prfaas.seams import (
+    CacheEvent,
     ChangePhase,
     LinkRate,
     NodeDown,
@@ -47,6 +49,7 @@ class Fleet:
         listener: FleetListener,
     ) -> None:
         self._spec = scenario.spec
+        self._event_delay_s = scenario.event_delay_s
         self._agenda = agenda
         self._ledger = ledger
         self._balancer = balancer
@@ -121,6 +124,20 @@ class Fleet:
         self._tell(node, node.conversion.plan_epoch, ChangePhase.DONE)
         self.apply_plan()
         self._listener.fleet_changed()
+
+    def cache_changed(self, node: Node, events: Sequence[CacheEvent]) -> None:
+        """Tells the ledger, as soon as the news has reached it."""
+        epoch = node.epoch
+
+        def deliver(_: Call | None) -> None:
+            for event in events:
+                self._ledger.cache_event(node.node_id, epoch, event)
+
+        self._counters["cache_events"] += len(events)
+        if self._event_delay_s:
+            self._agenda.at(self._agenda.now + self._event_delay_s, deliver)
+        else:
+            deliver(None)
 
     def _set_role(self, node: Node, wanted: Role, plan_epoch: int) -> None:
         if wanted is node.role:

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from prfaas.core import RequestId
-from prfaas.errors import CapacityError, ConfigError
+from prfaas.errors import ConfigError
 from prfaas.policy import LoadLedger, ThresholdController
 from prfaas.seams import (
-    Arrived,
     CacheEvent,
     RequestOutcome,
     RoleBalancer,
-    RoutedRequest,
     Router,
     RoutingDecision,
     Served,
@@ -23,10 +21,11 @@ from prfaas.seams import (
 from prfaas.simulator.agenda import Agenda, Call
 from prfaas.simulator.audit import check_places
 from prfaas.simulator.deadlines import Deadlines
+from prfaas.simulator.dispatch import Dispatch
 from prfaas.simulator.fleet import Fleet
 from prfaas.simulator.flight import Flight, Place
 from prfaas.simulator.node import Node
-from prfaas.simulator.result import Ending, RequestLog
+from prfaas.simulator.request_log import Ending, RequestLog
 from prfaas.simulator.scenario import Scenario
 from prfaas.simulator.shipping import Shipping
 from prfaas.simulator.waiting_room import WaitingRoom
@@ -60,14 +59,12 @@ class Gateway:
         self._router = router
         self._ledger = ledger
         self._balancer = balancer
-        self._rng = rng
         self._on_ended = on_ended
         self._waiting = WaitingRoom(agenda, self._attempt)
         self._deadlines = Deadlines(agenda, scenario.timeout_s, self._time_out)
         self.flights: dict[RequestId, Flight] = {}
         self.log = RequestLog()
         self.counters: Counter[str] = Counter()
-        self.decisions: list[RoutingDecision] = []
         self.shipping = Shipping(
             scenario.link,
             scenario.spec,
@@ -84,9 +81,24 @@ class Gateway:
             counters=self.counters,
             listener=self,
         )
+        self._dispatch = Dispatch(
+            agenda,
+            router=router,
+            ledger=ledger,
+            balancer=balancer,
+            nodes=self.fleet.nodes,
+            rng=rng,
+            counters=self.counters,
+            keep_decisions=scenario.keep_decisions,
+        )
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self.flights)} requests, {len(self._waiting)} of them wait>"
+
+    @property
+    def decisions(self) -> Sequence[RoutingDecision]:
+        """Every routing decision, if the scenario keeps them."""
+        return self._dispatch.decisions
 
     def accept(self, arrival: Arrival) -> None:
         """A request arrives now.
@@ -139,18 +151,7 @@ class Gateway:
         self._retry_later(flight, node, busy=True)
 
     def cache_changed(self, node: Node, events: Sequence[CacheEvent]) -> None:
-        epoch = node.epoch
-
-        def deliver(_: Call | None) -> None:
-            for event in events:
-                self._ledger.cache_event(node.node_id, epoch, event)
-
-        self.counters["cache_events"] += len(events)
-        delay_s = self._scenario.event_delay_s
-        if delay_s:
-            self._agenda.at(self._agenda.now + delay_s, deliver)
-        else:
-            deliver(None)
+        self.fleet.cache_changed(node, events)
 
     def drained(self, node: Node) -> None:
         self.fleet.drained(node)
@@ -173,60 +174,17 @@ class Gateway:
 
     def _attempt(self, flight: Flight) -> bool:
         """Routes a request and sends it off; False if no node can take it now."""
-        arrival, now = flight.arrival, self._agenda.now
-        while True:
-            routed = RoutedRequest(
-                request_id=arrival.request_id,
-                num_tokens=arrival.num_tokens,
-                granule_hashes=arrival.granule_hashes,
-                excluded=flight.excluded,
-            )
-            try:
-                decision = self._router.route(routed, self._ledger, now, self._rng)
-            except CapacityError:
-                if not flight.excluded:
-                    return False
-                # Nodes that failed once may be all that is left.
-                flight.excluded = frozenset()
-            else:
-                self._dispatch(flight, decision)
-                return True
-
-    def _dispatch(self, flight: Flight, decision: RoutingDecision) -> None:
-        now = self._agenda.now
-        flight.begin(decision)
-        flight.num_attempts += 1
-        if self._scenario.keep_decisions:
-            self.decisions.append(decision)
-        if flight.num_attempts == 1:
-            self._balancer.observe(Arrived(routed_tokens=decision.routed_tokens), now)
-        self._ledger.admit(decision, now)
-        prefill = flight.prefill = self.fleet.nodes[decision.prefill_node]
-        decode = flight.decode = self.fleet.nodes[decision.decode_node]
-        if decode.is_full or not decode.role.decodes:
-            self._refuse(flight, decode)
-        elif prefill is not decode and (prefill.is_full or not prefill.role.prefills):
-            self._refuse(flight, prefill)
-        elif not self._expect(flight, decode):
-            self._refuse(flight, decode, busy=bool(decode.jobs))
-        else:
-            decode.admit(flight)
-            if prefill is not decode:
-                prefill.admit(flight)
-            if decision.prefix_node is None:
-                prefill.enqueue(flight)
-            else:
-                self.counters["prefixes_sent"] += 1
-                self.shipping.fetch_prefix(flight, self.fleet.nodes[decision.prefix_node])
-
-    def _expect(self, flight: Flight, decode: Node) -> bool:
-        """The decode node makes room for an entry, before anybody computes it."""
-        if decode.cache is None or flight.prefill is decode:
-            return True
-        try:
-            flight.held_tokens = decode.cache.expect(flight, self._agenda.now)
-        except CapacityError:
+        decision = self._dispatch.route(flight)
+        if decision is None:
             return False
+        refusal = self._dispatch.admit(flight, decision)
+        if refusal is not None:
+            self._retry_later(flight, refusal.node, busy=refusal.is_busy)
+        elif decision.prefix_node is None:
+            self._enqueue(flight)
+        else:
+            self.counters["prefixes_sent"] += 1
+            self.shipping.fetch_prefix(flight, self.fleet.nodes[decision.prefix_node])
         return True
 
     def _enqueue(self, flight: Flight) -> None:
@@ -243,10 +201,6 @@ class Gateway:
         flight.prefill.shipped(flight)
         flight.decode.land(flight)
         self._waiting.wake()
-
-    def _refuse(self, flight: Flight, node: Node, *, busy: bool = True) -> None:
-        self.counters["refused"] += 1
-        self._retry_later(flight, node, busy=busy)
 
     def _retry_later(self, flight: Flight, node: Node, *, busy: bool) -> None:
         """This attempt is over; the next one comes after a pause and avoids ``node``."""

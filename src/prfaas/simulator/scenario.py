@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -117,6 +117,14 @@ class Failure:
     for_s: float | None = None
 
 
+def _nodes(values: Iterable[SimulatedNode]) -> tuple[SimulatedNode, ...]:
+    return tuple(values)
+
+
+def _failures(values: Iterable[Failure]) -> tuple[Failure, ...]:
+    return tuple(values)
+
+
 @attrs.frozen(kw_only=True)
 class Scenario:
     """Clusters, and how the gateway in front of them behaves.
@@ -138,9 +146,9 @@ class Scenario:
     """
 
     spec: ModelSpec
-    nodes: tuple[SimulatedNode, ...] = attrs.field(converter=tuple)
+    nodes: tuple[SimulatedNode, ...] = attrs.field(converter=_nodes)
     link: SimulatedLink | None = None
-    failures: tuple[Failure, ...] = attrs.field(default=(), converter=tuple)
+    failures: tuple[Failure, ...] = attrs.field(default=(), converter=_failures)
     timeout_s: float | None = None
     max_waiting: int | None = None
     max_attempts: int = 4

@@ -12,7 +12,8 @@ from prfaas.policy import LoadLedger, ThresholdController
 from prfaas.seams import RoleBalancer, Router
 from prfaas.simulator.agenda import Agenda, Call
 from prfaas.simulator.gateway import Gateway
-from prfaas.simulator.result import Ending, SimulationResult
+from prfaas.simulator.request_log import Ending
+from prfaas.simulator.result import SimulationResult
 from prfaas.simulator.scenario import Scenario
 from prfaas.workload import Arrival
 
