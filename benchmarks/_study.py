@@ -29,6 +29,7 @@ SLO_STEP_S = 0.025
 BUDGET = 16.0
 """Every fleet costs as much as this many instances of the cheaper system."""
 NUM_POINTS = 256
+_ROUNDING = 1e-9
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +71,7 @@ class Profile:
             return within[-1] if within else 0
         for (b0, s0), (b1, s1) in pairwise(steps):
             if s0 <= slo_s < s1:
-                return b0 + math.floor((b1 - b0) * (slo_s - s0) / (s1 - s0))
+                return b0 + math.floor((b1 - b0) * (slo_s - s0) / (s1 - s0) + _ROUNDING)
         return within[-1]
 
     def step_s(self, law: str, slo_s: float = SLO_STEP_S) -> float:

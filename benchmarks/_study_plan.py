@@ -49,7 +49,7 @@ def plan_rows(asked: Sequence[tuple[str, Question]], *, scale: int = 4) -> Itera
             question, budget=scale * question.budget, link_bps=scale * question.link_bps
         )
         mixed = large.mixed()
-        local = round(mixed.num_prefill + mixed.num_decode)
+        local = min(round(mixed.num_prefill + mixed.num_decode), math.floor(large.budget))
         remote = math.floor((large.budget - local) / large.instance_price + 1e-9)
         best = plan_deployment(_problem(large, remote, local)).expectation.best
         yield PlanRow(

@@ -29,7 +29,7 @@ def _gain_by_link(found: Results, file: Path) -> None:
             label = f"{chips(row.pair)} {weights} at {row.peak.price:.1f}, {who} prefills"
             axes.plot(LINKS_GBPS, row.by_link, marker="os^vDPX*<>"[i], ms=4, lw=1, label=label)
         axes.axhline(WORTH, color="grey", lw=0.8)
-        axes.set(xscale="log", title=model)
+        axes.set(xscale="log", title=model, ylim=(0.8, 2.0))
         axes.set_xticks(LINKS_GBPS, [str(gbps) for gbps in LINKS_GBPS])
         axes.minorticks_off()
         axes.legend(fontsize=7, loc="upper left")

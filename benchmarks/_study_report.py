@@ -111,13 +111,13 @@ def link_table(found: Results) -> str:
 
 
 def _break_even(row: PairRow) -> str:
-    """The narrowest link with a 5 % gain, to two digits, in Gbit/s."""
+    """The narrowest link with a 5 % gain, in Gbit/s."""
     low, high = 0.01, 400.0
     while high / low > 1.005:
         middle = (low * high) ** 0.5
         ask = row.pair.ask(row.peak.price, middle * 1e9, dear_prefills=row.dear_prefills)
         low, high = (low, middle) if ask.gain() >= WORTH else (middle, high)
-    return f"{high:.2g}"
+    return f"{high:.1f}"
 
 
 def demand_table(found: Results) -> str:
@@ -208,7 +208,7 @@ def plan_table(found: Results) -> str:
 
 def report(found: Results) -> str:
     """docs/study.md."""
-    text = Path(__file__).withshort_name("study_text.md").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("study_text.md").read_text(encoding="utf-8")
     usual = [row for row in found.rows if row.pair.dear is not row.pair.cheap]
     values = {
         "pairs": pair_table(found),

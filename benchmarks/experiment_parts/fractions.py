@@ -102,9 +102,7 @@ def shared_splits(hardware: Hardware, base_share: float) -> list[SharedSplit]:
             if room_s <= 0:
                 continue
             rounds = max(1, -int(-segment_s // room_s))
-            found.append(
-                SharedSplit(num_prefill=num_prefill, num_slots=num_slots, rounds=rounds)
-            )
+            found.append(SharedSplit(num_prefill=num_prefill, num_slots=num_slots, rounds=rounds))
     return found
 
 

@@ -112,12 +112,9 @@ def conversions_per_200(outcome: Outcome) -> float:
 
 def stepped_prompts(at_number: int, output_tokens: int, seed: int = 2) -> Iterator[Arrival]:
     """Prompts of the case study; from number ``at_number`` on with other outputs."""
-    before = islice(workloads.even_prompts(seed), at_number)
-    yield from before
-    for arrival in islice(
-        workloads.even_prompts(seed, output_tokens=output_tokens), at_number, None
-    ):
-        yield arrival
+    yield from islice(workloads.even_prompts(seed), at_number)
+    changed = workloads.even_prompts(seed, output_tokens=output_tokens)
+    yield from islice(changed, at_number, None)
 
 
 def mix_step(name: str, output_tokens: int, *, num_prefill: int = 3, step: bool = True) -> Outcome:

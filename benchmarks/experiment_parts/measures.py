@@ -35,7 +35,8 @@ def first_token_s(record: RequestRecord) -> float:
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """nan if there is nothing."""
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else math.nan
+    at = min(len(ascending) - 1, int(share * len(ascending)))
+    return ascending[at] if ascending else math.nan
 
 
 def mean(values: Sequence[float]) -> float:

@@ -9,7 +9,6 @@ import attrs
 from experiment_parts import workloads
 from experiment_parts.deployments import (
     FAST_BPS,
-    HETERO,
     LENGTHS,
     OUTPUT_TOKENS,
     SLOW_BPS,
@@ -185,17 +184,22 @@ def trace_optimum(
 def trace(
     policy: Policy,
     path: str | None,
-    rate_rps: float,
     *,
+    load: float | None = None,
+    rate_rps: float | None = None,
     num_prefill: int | None = None,
     num_requests: int = 6000,
 ) -> Setup:
-    """The conversation trace in less time; nodes have caches, hits are heard of late."""
+    """The conversation trace in less time, at a share of the own limit or at a rate; nodes have
+    caches, and the gateway hears late of what is in them."""
     replayed = workloads.trace_of(path, num_requests)
     planned = trace_optimum(policy.hardware, path, num_prefill, num_requests)
     if policy.threshold == 0:
         planned = trace_optimum(policy.hardware, path, 0, num_requests)
     roles = num_prefill_of(policy, planned) if num_prefill is None else num_prefill
+    if rate_rps is None:
+        assert load is not None, "a trace needs a load or a rate"
+        rate_rps = load * planned.limit_rps
     granule_tokens = replayed.granule_tokens
     assert granule_tokens is not None
     arrivals = workloads.replayed(replayed, rate_rps)
@@ -227,5 +231,3 @@ SCENARIOS: Mapping[str, Callable[..., Setup]] = {
     "failure": failure,
     "trace": trace,
 }
-
-

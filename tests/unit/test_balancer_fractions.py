@@ -66,6 +66,18 @@ def test_slices_keep_the_fraction_on_average(start: int, conversions: int) -> No
     assert f"{swing} prefills 0." in reason(fluid)
 
 
+def test_measured_drains_are_what_slices_cost() -> None:
+    fluid = Fluid(make_balancer(fractional="slices", slice_period_s=600.0))
+    fluid.drain_s = lambda role: 60.0
+    fluid.run(2500, 2.9)
+    found = balancer_of(fluid).assessment
+    assert found is not None
+    assert balancer_of(fluid).num_slices >= 4
+    # Half of the batch idles for 60 s, once in 600 s.
+    cost = 8 - found.present.num_prefill - found.present.num_decode
+    assert cost == pytest.approx(60 / 2 / 600, rel=0.05)
+
+
 def test_a_flip_is_a_deadline_that_plan_keeps() -> None:
     fluid = swinging("slices")
     balancer = balancer_of(fluid)

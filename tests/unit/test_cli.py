@@ -401,3 +401,19 @@ def test_rich_progress_counts_to_the_end(
         assert show is not None
         show(3.0, 10)
     assert "running 10 of 10, 3 s" in capsys.readouterr().err
+
+
+def test_reproduce_asks_for_the_extra_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("numpy", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert main(["reproduce", "--png", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    for package in ("numpy", "matplotlib"):
+        assert f'{package} is not installed; run: pip install "prfaas[cli]"' in err
+
+
+def test_reproduce_explains_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--quick"]) == 0
+    assert "input: fed in; fitted: the prefill curves were" in capsys.readouterr().out

@@ -88,6 +88,8 @@ def test_the_remote_nodes_are_chosen_for_the_rate_or_for_its_price(
     bought = {}
     for objective in ("rate", "price"):
         more = ["--local", "paper-h20", "--max-remote-nodes", "3", "--objective", objective]
+        assert main([*FLAGS, *more]) == 0
+        assert ": remote 0 to 3 x paper-h200, local 2 x paper-h20," in capsys.readouterr().out
         assert main([*FLAGS, *more, "--json"]) == 0
         bought[objective] = json.loads(capsys.readouterr().out)["mean"]["best"]
     assert bought["rate"]["num_prfaas"] == 3
@@ -116,6 +118,7 @@ def test_a_trace_gives_the_lengths(tmp_path: Path, capsys: pytest.CaptureFixture
         ([*FLAGS, "--link-gbps", "-1"], "link.egress_gbps is -1.0: expected"),
         ([*FLAGS, "--local", "x"], "system 'x' is not known"),
         ([*FLAGS, "--output-tokens", "0"], "workload.output_tokens is 0: expected"),
+        ([*FLAGS, "--max-remote-nodes", "0"], "--max-remote-nodes is 0; it must be at least 1"),
     ],
 )
 def test_wrong_flags(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +130,60 @@ def test_a_pd_system_must_decode(config: Path, capsys: pytest.CaptureFixture[str
     config.write_text(CONFIG.replace("step_ms = 25\n", ""))
     assert main(["plan", str(config)]) == 2
     assert "clusters.near decodes, so systems.h20 needs step_ms and" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["prefill = 1", "decode = 1"])
+def test_a_prfaas_cluster_has_no_roles(
+    key: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(CONFIG.replace("nodes = 4", f"nodes = 4\n{key}"))
+    assert main(["plan", str(config)]) == 2
+    assert "clusters.far is of kind prfaas and all its nodes prefill" in capsys.readouterr().err
+
+
+def test_flags_do_not_change_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value in (
+        ("--model", "paper-1t"),
+        ("--remote", "paper-h20"),
+        ("--local", "paper-h20"),
+        ("--remote-nodes", "1"),
+        ("--local-nodes", "1"),
+        ("--link-gbps", "1"),
+        ("--trace", "t"),
+        ("--output-tokens", "1"),
+    ):
+        assert main(["plan", str(config), flag, value]) == 2
+        assert f"{flag} beside {config}: the file describes" in capsys.readouterr().err
+
+
+def test_the_price_of_every_system_is_asked_for_by_its_key(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(CONFIG.replace("price = 1.0\n", ""))
+    assert main(["plan", str(config), "--objective", "price"]) == 2
+    assert "--objective price needs systems.h20.price; add it" in capsys.readouterr().err
+
+
+def test_what_a_plan_does_not_know_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(config), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    config.write_text(CONFIG.replace("paper-1t", "kimi-linear-48b"))
+    assert main(["plan", str(config), "--json"]) == 0
+    said = "note: paper-h200 took their times with paper-1t, not with kimi-linear-48b; give"
+    assert capsys.readouterr().err.startswith(said)
+    own = "[systems.paper-h200]\nprefill = [[1024, 0.4], [131072, 7.4]]\n[clusters.far]"
+    config.write_text(CONFIG.replace("paper-1t", "kimi-linear-48b").replace("[clusters.far]", own))
+    assert main(["plan", str(config), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    config.write_text(CONFIG.replace("nodes = 8", "nodes = 8\nprefill = 1"))
+    assert main(["plan", str(config), "--json"]) == 0
+    assert "note: the plan chooses the roles of near; prefill and" in capsys.readouterr().err
+    more = '[clusters.other]\nkind = "prfaas"\nsystem = "paper-h200"\nnodes = 1\n[link]'
+    config.write_text(CONFIG.replace("[link]", more))
+    assert main(["plan", str(config), "--json"]) == 0
+    assert "note: each PRFAAS cluster has 100 Gbit/s of its own" in capsys.readouterr().err
 
 
 def test_the_picture(

@@ -10,10 +10,12 @@ import attrs
 import msgspec
 import pytest
 
+from prfaas.capacity import plan_deployment
 from prfaas.cli import main
 from prfaas.cli.config import Config, parse_config, read_config
 from prfaas.cli.decisions import open_log
 from prfaas.cli.freeze import frozen
+from prfaas.cli.plan import problem_of
 from prfaas.cli.replay import first_difference
 from prfaas.cli.scenario import run_of
 from prfaas.cli.simulate import with_overrides
@@ -192,6 +194,10 @@ def test_replay_refuses_what_it_cannot_read(
     assert "run.toml is no log of prfaas simulate: line 1" in complaint(str(file))
     assert "--roles x: 'x' is no split" in complaint(str(log), "--roles", "x")
     assert "no pd cluster 'far'" in complaint(str(log), "--roles", "far=1/1")
+    two = lines[0].replace('"near":{', '"also":{"kind":"pd","system":"slow","nodes":1},"near":{')
+    both = tmp_path / "both.jsonl"
+    both.write_text(two)
+    assert "the pd clusters are also, near; give" in complaint(str(both), "--roles", "1/1")
     assert "9 prefill and 9 decode; make them" in complaint(str(log), "--roles", "near=9/9")
     assert "--threshold is 'x'; give tokens" in complaint(str(log), "--threshold", "x")
     log.write_text("\n".join([*lines[:4], "{", *lines[5:]]))
@@ -201,8 +207,11 @@ def test_replay_refuses_what_it_cannot_read(
 
 
 def test_a_log_that_cannot_be_written(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(file), "--log", str(file.parent / "no" / "l")]) == 2
-    assert "cannot be written: No such file" in capsys.readouterr().err
+    for more in ([], ["--json"]):
+        assert main(["simulate", str(file), "--log", str(file.parent / "no" / "l"), *more]) == 2
+        captured = capsys.readouterr()
+        assert "cannot be written: No such file" in captured.err
+        assert "served" in captured.out  # what was simulated is not lost
 
 
 def test_a_frozen_configuration_names_no_files(file: Path) -> None:
@@ -271,6 +280,42 @@ def test_roles_and_threshold_come_from_the_planner_unless_given(file: Path) -> N
         assert made.roles["near"] == roles
         nodes = [n for n in made.scenario.nodes if n.kind is ClusterKind.PD]
         assert [n.role for n in nodes].count(Role.PREFILL) == roles[0]
+
+
+def test_the_best_threshold_is_that_of_the_roles(file: Path) -> None:
+    config = read_config(file)
+    problem = problem_of(config, None)
+    found = {}
+    for point in plan_deployment(problem).expectation.by_split:
+        near = msgspec.structs.replace(config.clusters["near"], prefill=int(point.num_prefill))
+        made = run_of(with_clusters(config, {**config.clusters, "near": near}))
+        assert made.threshold_tokens == round(point.threshold_tokens)
+        found[point.num_prefill] = made.threshold_tokens
+    assert found[1] < found[2] < found[3]
+
+
+def test_prfaas_clusters_share_the_link(file: Path) -> None:
+    file.write_text(CONFIG.replace("egress_gbps = 100", "egress_gbps = 2\nshare_of_others = 0.2"))
+    config = read_config(file)
+    one = run_of(config)
+    half = msgspec.structs.replace(config.clusters["far"], nodes=1)
+    none = msgspec.structs.replace(config.clusters["far"], nodes=0)
+    two = run_of(with_clusters(config, {**config.clusters, "far": half, "far2": half}))
+    idle = run_of(with_clusters(config, {**config.clusters, "far2": none}))
+    apart = plan_deployment(problem_of(two.config, None)).expectation.best
+    assert one.threshold_tokens == two.threshold_tokens == idle.threshold_tokens
+    assert one.threshold_tokens is not None
+    assert apart.threshold_tokens is not None
+    assert one.threshold_tokens > 1.2 * apart.threshold_tokens
+
+
+def test_policies_assume_what_others_leave_of_the_link(file: Path) -> None:
+    file.write_text(CONFIG.replace("egress_gbps = 100", "egress_gbps = 10\nshare_of_others = 0.4"))
+    config = with_overrides(read_config(file), policy="max_weight")
+    first = next(one for one in run_of(config).start().decisions if one.offloaded)
+    full = msgspec.structs.replace(config.link, egress_gbps=6.0, share_of_others=0.0)
+    run = run_of(msgspec.structs.replace(config, link=full)).start()
+    assert first == next(one for one in run.decisions if one.offloaded)
 
 
 def with_clusters(config: Config, clusters: dict[str, Any]) -> Config:

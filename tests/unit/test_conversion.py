@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.core import Role
-from prfaas.runtime.conversion import Conversion
+from prfaas.policy.conversion import Conversion
 from prfaas.seams import ChangePhase
 
 

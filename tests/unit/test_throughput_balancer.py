@@ -258,6 +258,7 @@ def test_a_node_lost_in_a_change_comes_back_in_its_old_role() -> None:
     epoch = fluid.plan().epoch
     fluid.go_down(node_id)
     assert node_id not in fluid.plan().roles
+    assert balancer_of(fluid).changes() == []
     fluid.come_up(node_id, Role.PREFILL)
     assert fluid.plan().roles[node_id] is Role.DECODE
     fluid.tell(node_id, epoch, Role.PREFILL, ChangePhase.DONE)
@@ -317,6 +318,21 @@ def test_measured_utilisation_is_pressure_but_not_that_of_a_cold_node() -> None:
     fluid.balancer.observe(sample(fluid, LOCAL[0], **hot), fluid.now)
     fluid.run(10, 2.0, loads_every_s=1e9)
     assert planned_prefill(fluid) == 3
+
+
+def test_H41_the_first_samples_of_a_converted_node_do_not_count() -> None:
+    fluid = Fluid(make_balancer(2, num_ignored_samples=2, **EAGER))
+    node_id = until_changing(fluid, 2.9)
+    while fluid.num_done == 0:
+        fluid.run(1, 2.9)
+    balancer = balancer_of(fluid)
+    fluid.run(10, 2.9, loads_every_s=1e9)
+    assert balancer.assessment is not None
+    before = balancer.assessment.measured["prefill"]
+    for expected in (True, True, False):
+        fluid.balancer.observe(sample(fluid, node_id, prefill_busy=0.1), fluid.now)
+        fluid.run(10, 2.9, loads_every_s=1e9)
+        assert (balancer.assessment.measured["prefill"] == before) is expected
 
 
 def test_a_change_waits_for_confirmations_and_rests_afterwards() -> None:

@@ -30,7 +30,7 @@ def write_charts(folder: Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra(package="matplotlib", extra="examples") from error
+        raise MissingExtra(package="matplotlib", extra="cli") from error
     folder.mkdir(parents=True, exist_ok=True)
     charts: dict[str, Callable[[Any], None]] = {
         "fig5a": _draw_splits,

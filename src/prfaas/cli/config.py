@@ -93,7 +93,10 @@ class SystemSection(Section, frozen=True, kw_only=True):
 
 
 class ClusterSection(Section, frozen=True, kw_only=True):
-    """``[clusters.NAME]``: instances of one system; ``prefill`` and ``decode`` fix the roles."""
+    """``[clusters.NAME]``: instances of one system.
+
+    ``prefill`` and ``decode`` fix the roles of a pd cluster in a simulation; a plan chooses them.
+    """
 
     kind: Literal["prfaas", "pd"]
     system: str
@@ -105,6 +108,7 @@ class ClusterSection(Section, frozen=True, kw_only=True):
 class LinkSection(Section, frozen=True, kw_only=True):
     """``[link]`` out of the PRFAAS cluster.
 
+    Of several PRFAAS clusters a plan gives each so much; in a simulation they share one such link.
     ``share_of_others`` is the part of it that other traffic takes, 0 to 1. ``schedule`` changes its
     rate while a simulation runs: [second, Gbit/s].
     """

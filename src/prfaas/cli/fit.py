@@ -63,7 +63,7 @@ def _linear_algebra() -> Any:
     try:
         from numpy import linalg
     except ImportError as error:
-        raise MissingExtra(package="numpy", extra="examples") from error
+        raise MissingExtra(package="numpy", extra="cli") from error
     return linalg
 
 

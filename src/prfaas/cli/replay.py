@@ -124,7 +124,11 @@ def _roles(text: str, config: Config) -> tuple[str, int, int]:
     name, _, split = text.rpartition("=")
     if not name:
         pd = [key for key, cluster in config.clusters.items() if cluster.kind == "pd"]
-        name = pd[0] if len(pd) == 1 else ""
+        if len(pd) != 1:
+            raise ConfigError(
+                f"--roles {text}: the pd clusters are {', '.join(pd)}; give CLUSTER=P/D"
+            )
+        name = pd[0]
     if name not in config.clusters or config.clusters[name].kind != "pd":
         raise ConfigError(f"--roles {text}: no pd cluster {name!r}; give CLUSTER=P/D")
     prefill, _, decode = split.partition("/")

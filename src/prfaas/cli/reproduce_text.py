@@ -51,6 +51,10 @@ def print_cells(cells: Sequence[Cell]) -> None:
             if cell.where != "Table 3"
         ],
     )
+    print(
+        "input: fed in; fitted: the prefill curves were fitted to it; predicted: neither.\n"
+        "as printed: ours, rounded as the paper's, is the paper's."
+    )
 
 
 def _verdict(cell: Cell) -> str:

@@ -9,6 +9,7 @@ from random import Random
 import attrs
 
 from prfaas.capacity import PlanningCluster, PlanningProblem, RateForm, System, plan_deployment
+from prfaas.capacity.fleet import Fleet, LoadTable
 from prfaas.cli.config import Config
 from prfaas.cli.plan import problem_of
 from prfaas.cli.systems import model_of, trace_of
@@ -142,7 +143,9 @@ def _operating_point(
     config: Config, problem: PlanningProblem
 ) -> tuple[int, dict[str, tuple[int, int]]]:
     """Threshold and roles: as configured, the rest from the planner at the limit of stability."""
+    problem = _with_shared_link(problem)
     best = plan_deployment(problem).of(RateForm.EXPECTATION).best
+    found = best.threshold_tokens
     planned = {cluster.cluster_id: cluster for cluster in best.clusters}
     roles = {}
     for name, cluster in config.clusters.items():
@@ -164,8 +167,30 @@ def _operating_point(
     wanted = config.simulate.threshold
     if not isinstance(wanted, str):
         return round(min(wanted, _MAX_THRESHOLD)), roles
-    found = best.threshold_tokens
+    if found is not None and any(p != planned[name].num_prefill for name, (p, _) in roles.items()):
+        found = _best_threshold(problem, roles)
     return _MAX_THRESHOLD if found is None else round(found), roles
+
+
+def _with_shared_link(problem: PlanningProblem) -> PlanningProblem:
+    """Give each PRFAAS cluster its nodes' part of the one link that all share in a simulation."""
+    num_nodes = sum(cluster.num_nodes for cluster in problem.prfaas)
+    if len(problem.prfaas) < 2:
+        return problem
+    clusters = (
+        attrs.evolve(cluster, egress_bps=problem.egress_bps * cluster.num_nodes / num_nodes)
+        if cluster.kind is ClusterKind.PRFAAS and cluster.num_nodes
+        else cluster
+        for cluster in problem.clusters
+    )
+    return attrs.evolve(problem, clusters=clusters)
+
+
+def _best_threshold(problem: PlanningProblem, roles: dict[str, tuple[int, int]]) -> float:
+    """The planner's t at the limit of stability for roles that are not the planner's."""
+    table = LoadTable(problem.model, problem.lengths)
+    fleet = Fleet(problem=problem, form=RateForm.EXPECTATION, table=table)
+    return fleet.best_threshold(tuple(roles[cluster.cluster_id][0] for cluster in problem.pd))
 
 
 def _nodes(
@@ -223,7 +248,7 @@ def _simulator(
         ],
         # A band of one value leaves nothing to search for.
         settings=ThresholdSettings(period_s=_NEVER_S) if band[0] == band[1] else None,
-        link_bps=problem.egress_bps,
+        link_bps=_assumed_bps(problem),
         remote_prefill_s=None if remote is None else remote.prefill.prefill_s,
         local_prefill_s=None if local is None else local.prefill.prefill_s,
     )
@@ -248,7 +273,7 @@ def _router(
         return ThresholdRouter(spec, controller, profiles=profiles)
     return MaxWeightRouter(
         spec,
-        settings=MaxWeightSettings(link_bps=problem.egress_bps),
+        settings=MaxWeightSettings(link_bps=_assumed_bps(problem)),
         profiles=profiles,
         is_link_down=controller.is_link_down,
     )
@@ -267,10 +292,15 @@ def _balancer(
         band=band,
         remote_prefill_s=None if remote is None else remote.prefill.prefill_s,
         local_prefill_s=None if local is None else local.prefill.prefill_s,
-        link_bps=problem.egress_bps,
+        link_bps=_assumed_bps(problem),
         decode_step_s=None if local is None else local.decode_step_s,
         output_tokens=problem.output_tokens,
     )
+
+
+def _assumed_bps(problem: PlanningProblem) -> float:
+    """What the policies take for the link's rate until they have measured it."""
+    return problem.egress_bps * (1 - problem.egress_share_of_others)
 
 
 def _only_system(problem: PlanningProblem, clusters: Sequence[PlanningCluster]) -> System | None:

@@ -35,13 +35,13 @@ def run(args: argparse.Namespace) -> int:
     # The run is made from what the log will hold, so that a replay is made of the same numbers.
     config = frozen(config)
     made, result, summary = simulated(config)
-    if args.log:
-        write_log(Path(args.log), config, summary, result.decisions)
+    # The figures come first, so that a log that cannot be written does not cost them.
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
-        return 0
-    print_table(title_of(made), ("", "simulated"), list(summary_cells(summary).items()))
+    else:
+        print_table(title_of(made), ("", "simulated"), list(summary_cells(summary).items()))
     if args.log:
+        write_log(Path(args.log), config, summary, result.decisions)
         print(f"wrote {len(result.decisions):,} decisions to {args.log}", file=sys.stderr)
     return 0
 

@@ -47,6 +47,7 @@ CASE_STUDY_TOKENS = 27_486
 
 _BACKENDS = ("sglang", "trtllm", "vllm")
 _KV_MODES = {DType.BFLOAT16: "bfloat16", DType.FLOAT16: "bfloat16", DType.FLOAT8: "fp8"}
+_ROUNDING = 1e-9
 _ONE_STEP = 2  # output tokens: the first is of the prefill, so one decode step is timed
 
 
@@ -73,7 +74,7 @@ class DecodeSteps:
                 best = batch
         for (b0, s0), (b1, s1) in pairwise(self.steps):
             if s0 <= step_s < s1 and b0 >= best:
-                best = b0 + math.floor((b1 - b0) * (step_s - s0) / (s1 - s0))
+                best = b0 + math.floor((b1 - b0) * (step_s - s0) / (s1 - s0) + _ROUNDING)
         return best
 
     def step_s(self, batch: int) -> float:

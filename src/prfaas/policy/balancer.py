@@ -41,6 +41,8 @@ class FixedRoles(RoleBalancer):
             self._nodes.up(event)
         elif isinstance(event, NodeDown):
             self._nodes.down(event)
+        else:
+            return
         roles = self._nodes.roles({})
         if roles != self._plan.roles:
             self._plan = Plan(

@@ -22,8 +22,8 @@ from prfaas.core import (
 )
 from prfaas.errors import ConfigError
 from prfaas.hashing import block_hashes, hash_granules, root_hash
+from prfaas.policy.conversion import Conversion
 from prfaas.policy.schedule import StepSchedule
-from prfaas.runtime.conversion import Conversion
 from prfaas.runtime.tasks import Tasks
 from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
 from prfaas.spec import ModelSpec

@@ -6,9 +6,9 @@ from collections import deque
 
 from prfaas.core import Role, cdiv
 from prfaas.errors import CapacityError
+from prfaas.policy.conversion import Conversion
 from prfaas.policy.schedule import decode_rounds
 from prfaas.simulator.agenda import Agenda, Progress
-from prfaas.simulator.conversion import Conversion
 from prfaas.simulator.flight import Flight, Place
 from prfaas.simulator.listeners import NodeListener
 from prfaas.simulator.node_cache import NodeCache
@@ -100,7 +100,7 @@ class Node:
             self._num_decodes and not self.role.decodes
         ):
             return
-        self.conversion.finish()
+        self.conversion.drained()
         self._listener.drained(self)
 
     def pace(self, budget_tokens: int | None) -> None:
@@ -164,7 +164,7 @@ class Node:
     def crash(self) -> None:
         """Stops; the caller then drops its requests."""
         self.is_up = False
-        self.conversion.finish()
+        self.conversion.drained()
 
     def restart(self) -> None:
         """Comes up again in its configured role, with nothing in its cache."""

@@ -1,4 +1,4 @@
-"""A worker's change of role: who may ask for one, and how far it is. Pure."""
+"""A node's change of role: who may ask for one, and how far it is."""
 
 from __future__ import annotations
 
