@@ -26,7 +26,8 @@ def step_time(base_share: float) -> Callable[[int], float]:
 
 
 def _policy(hardware: Hardware, balancer: str) -> Policy:
-    row = POLICIES["adaptive"] if hardware is HETERO else POLICIES["homogeneous"]
+    """Max-weight, so that no threshold has to settle first."""
+    row = POLICIES["max_weight"] if hardware is HETERO else POLICIES["homogeneous"]
     return attrs.evolve(row, hardware=hardware, balancer=balancer)
 
 

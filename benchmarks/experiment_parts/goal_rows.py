@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from experiment_parts import fractions, goals
-from experiment_parts.deployments import EQUAL_COST, EQUAL_GPUS, HETERO, Hardware, optimum
+from experiment_parts.deployments import EQUAL_COST, EQUAL_GPUS, HETERO, optimum
 from experiment_parts.measures import Window
 from experiment_parts.runs import Outcome
 from prfaas.core import NodeId

@@ -32,6 +32,7 @@ from prfaas.policy import (
     RouterSettings,
     ThresholdController,
     ThresholdRouter,
+    ThresholdSettings,
     ThroughputBalancer,
 )
 from prfaas.seams import BalancerEvent, Plan, RoleBalancer, Router
@@ -155,9 +156,12 @@ def build(
     if policy.threshold != "adaptive":
         fixed = planned.threshold_tokens if policy.threshold == "static" else policy.threshold
         band = (int(fixed), int(fixed))
+    # Where t cannot move, nothing is searched.
+    search = ThresholdSettings(period_s=1.0 if band == BAND else 1e6)
     controller = ThresholdController(
         spec,
         band=band,
+        settings=search,
         prior_tokens=[round(lengths.quantile((i + 0.5) / 64)) for i in range(64)],
         link_bps=link_bps,
         remote_prefill_s=PROFILES[REMOTE],

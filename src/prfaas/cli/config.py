@@ -125,7 +125,8 @@ class SimulateSection(Section, frozen=True, kw_only=True):
     ``threshold`` is a number, ``best`` for the planner's t (limit of stability), or ``adaptive`` to
     let the controller move it. The run ends after ``requests`` or ``duration_s``, by default after
     the trace or 5,000 requests. With ``clients`` each of so many clients sends its next request as
-    soon as its last one has ended, which gives the throughput at saturation.
+    soon as its last one has ended, which gives the throughput at saturation. ``timeout_s`` counts
+    from the arrival of a request to its last token.
     """
 
     policy: Literal["threshold", "max_weight"] = "threshold"

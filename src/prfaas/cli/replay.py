@@ -58,6 +58,11 @@ def changed_config(args: argparse.Namespace, config: Config) -> Config | None:
     for text in args.roles:
         name, prefill, decode = _roles(text, config)
         clusters[name] = msgspec.structs.replace(clusters[name], prefill=prefill, decode=decode)
+    if args.threshold and (args.policy or config.simulate.policy) == "max_weight":
+        raise ConfigError(
+            f"--threshold {args.threshold}: policy max_weight has no threshold; add "
+            "--policy threshold, or leave it out"
+        )
     config = msgspec.structs.replace(config, clusters=clusters)
     return with_overrides(
         config,

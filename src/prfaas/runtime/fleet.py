@@ -146,6 +146,8 @@ class Fleet:
         now = self._clock()
         for event in events:
             self._balancer.observe(event, now)
+        # At once: a change of role is known by the epoch of the plan that asked for it first.
+        self._apply_plan()
 
     def tick(self) -> None:
         """Puts a new plan into force, and gives up workers whose process stands still, which no

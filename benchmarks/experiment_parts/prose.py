@@ -1,0 +1,61 @@
+"""What the tables of the report do not say by themselves."""
+
+from __future__ import annotations
+
+HEAD = """# Experiments
+
+Made by `{command}`. Everything here is a simulation: the routers, controllers and balancers are the
+servers' own, the nodes are the reconstructed latencies of the case study in arXiv 2604.15039
+(model `{model}`, 8 GPUs per instance, 20 decode slots of 25 ms, 1024 output tokens unless said
+otherwise). The limit of 4 H200 + 8 H20 is {limit:.2f} req/s by the capacity model in expectation
+form; every rate that is "of the own limit" is of the deployment's own.
+
+Conversations: {trace}.
+
+- Queues are finite (64 requests a node, {waiting} more at the gateway) and clients give up after
+  {timeout:.0f} s. Closed loops have {clients} clients.
+- All latencies, and the 10 s and 30 s that make a request good, run until decoding begins: the TTFT
+  and the wait for a decode slot.
+- Cost is hours of an H20 instance per 1000 good requests; an H200 instance counts as two.
+- The same seed gives every policy the same requests. Each row is one run of some thousand requests.
+"""
+
+GOALS = """
+"Beside it" has the other policies that could have met the goal. Rates of the link goals are over
+the mean-form references 1.77 and 2.25 req/s.
+"""
+
+LADDER = """
+At saturation every policy that keeps both prefill sides busy serves the same within a few per cent:
+a fixed threshold at the right value is as good as anything while nothing changes. What the upper
+rungs buy is that nobody has to know that value.
+"""
+
+SCENARIOS = {
+    "steady": "Poisson arrivals.",
+    "saturated": "A closed loop with low-discrepancy lengths: only throughput means something.",
+    "bursts": "Three times the mean rate for 20 s, silence for 40 s, on average 0.7 of the limit.",
+    "link drop": "Poisson at 0.65 of the limit; counted while the link has 5 of its 100 Gbps.",
+    "diurnal": "Lengths swing from x1 to x2 to x0.5 at 0.75 of the mean limit.",
+    "failure": "0.8 of the limit; two nodes are gone for 10 minutes, counted until 10 minutes later.",
+    "trace": "Time-compressed conversations; caches of 100 GiB, granule 512, hits heard 0.1 s late, "
+    "30 ms of RTT, pipelined link.",
+}
+
+LINK = """
+Closed loop. Dotted: what the capacity model allows.
+"""
+
+DAY = """
+"""
+
+CACHES = """
+Every arm at its best N_p, offered rate and, for a fixed t, threshold.
+"""
+
+FRACTIONS = """
+Throughput at saturation over that of the best whole split of the same hardware. `slices`: one node
+alternates, with all its drains. `mixed`: one node does both under the balancer's budget, a being the
+part of a decode step that a smaller batch does not save; its tokens take longer than 25 ms.
+`held`: the same with so few slots that they do not, the best of several sizes; at a = 1 no size does.
+"""
