@@ -100,6 +100,7 @@ def make_node(name: str, kind: ClusterKind, role: Role) -> Node:
         prefill_s=lambda new, cached: TIME_SCALE * profile.prefill_s(new, cached),
         decode_s=TIME_SCALE * step_s,
         segment_tokens=8192,
+        absorb_s=0.02,
     )
     geometry = PoolGeometry.for_spec(SPEC, block_size=512, pool_bytes=96 << 20)
     config = WorkerConfig(

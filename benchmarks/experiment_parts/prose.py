@@ -35,11 +35,11 @@ SCENARIOS = {
     "steady": "Poisson arrivals.",
     "saturated": "A closed loop with low-discrepancy lengths: only throughput means something.",
     "bursts": "Three times the mean rate for 20 s, silence for 40 s, on average 0.7 of the limit.",
-    "link drop": "Poisson at 0.65 of the limit; counted while the link has 5 of its 100 Gbps.",
-    "diurnal": "Lengths swing from x1 to x2 to x0.5 at 0.75 of the mean limit.",
-    "failure": "0.8 of the limit; two nodes are gone for 10 minutes, counted until 10 minutes later.",
-    "trace": "Time-compressed conversations; caches of 100 GiB, granule 512, hits heard 0.1 s late, "
-    "30 ms of RTT, pipelined link.",
+    "link drop": "Poisson at half of the limit; counted while the link has 5 of its 100 Gbps.",
+    "diurnal": "Lengths swing from x1 to x2 to x0.5 at 0.6 of the mean limit.",
+    "failure": "0.6 of the limit; two nodes are gone for 10 minutes; 20 minutes are counted.",
+    "trace": "Time-compressed conversations; 100 GiB of cache a node, granules of 512, news of "
+    "caches 0.1 s late, 30 ms of RTT, pipelined link.",
 }
 
 LINK = """
@@ -55,7 +55,7 @@ Every arm at its best N_p, offered rate and, for a fixed t, threshold.
 
 FRACTIONS = """
 Throughput at saturation over that of the best whole split of the same hardware. `slices`: one node
-alternates, with all its drains. `mixed`: one node does both under the balancer's budget, a being the
+alternates, with all its drains. `mixed`: one node does both under the balancer's budget; a is the
 part of a decode step that a smaller batch does not save; its tokens take longer than 25 ms.
-`held`: the same with so few slots that they do not, the best of several sizes; at a = 1 no size does.
+`held`: the same with so few slots that they do not, the best of several sizes; none does at a = 1.
 """

@@ -134,8 +134,8 @@ def drop_schedule(
 
 
 def link_drop(policy: Policy, seed: int = 0) -> Setup:
-    """Poisson arrivals at 0.65 of the limit; for half an hour the link has 5 of its 100 Gbps."""
-    rate_rps = 0.65 * own_limit(policy).limit_rps
+    """Poisson arrivals at half of the limit; for half an hour the link has 5 of its 100 Gbps."""
+    rate_rps = 0.5 * own_limit(policy).limit_rps
     end_s = DROP_S + DROP_FOR_S + AFTER_S
     arrivals = workloads.steady(rate_rps, end_s, seed)
     window = Window(from_s=DROP_S, until_s=DROP_S + DROP_FOR_S)
@@ -147,7 +147,7 @@ def diurnal(policy: Policy, seed: int = 0, duration_s: float = 5400.0) -> Setup:
     planned = optimum(policy.hardware, workloads.shifting_lengths())
     if policy.threshold == 0:
         planned = at_split(policy.hardware, 0, workloads.shifting_lengths())
-    rate_rps = 0.75 * planned.limit_rps
+    rate_rps = 0.6 * planned.limit_rps
     return Setup(
         world=world_of(policy.hardware, num_prefill_of(policy, planned)),
         arrivals=workloads.shifting(rate_rps, duration_s, seed),
@@ -159,9 +159,9 @@ def diurnal(policy: Policy, seed: int = 0, duration_s: float = 5400.0) -> Setup:
 
 
 def failure(policy: Policy, seed: int = 0, duration_s: float = 2400.0) -> Setup:
-    """At 0.8 of the limit two nodes crash for ten minutes: half of the PRFAAS cluster, or two
+    """At 0.6 of the limit two nodes crash for ten minutes: half of the PRFAAS cluster, or two
     prefill nodes of a homogeneous one."""
-    rate_rps = 0.8 * own_limit(policy).limit_rps
+    rate_rps = 0.6 * own_limit(policy).limit_rps
     name = "remote" if policy.hardware.num_remote else "local"
     crashes = tuple(Failure(at_s=600.0, node_id=NodeId(f"{name}{i}"), for_s=600.0) for i in (0, 1))
     arrivals = workloads.steady(rate_rps, duration_s, seed)

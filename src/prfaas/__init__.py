@@ -1,6 +1,6 @@
 """Prefill-as-a-Service for hybrid-attention models, as a library.
 
-Names of floors 0 to 3 are imported at once; what touches the world is loaded on first use.
+Values and policies are imported at once; what touches the world, and the simulator, on first use.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prfaas.cache import NullCache, PagedHybridCache, PoolGeometry
+from prfaas.capacity import PlanningProblem, plan_deployment
 from prfaas.core import ClusterKind, DType, Handoff, Request, Role
 from prfaas.errors import PrfaasError
 from prfaas.policy import (
@@ -16,10 +17,12 @@ from prfaas.policy import (
     GlobalPrefixIndex,
     LinkEstimator,
     LoadLedger,
+    MaxWeightRouter,
     ThresholdController,
     ThresholdRouter,
+    ThroughputBalancer,
 )
-from prfaas.seams import Engine, HybridKVCache, RoleBalancer, Router, Transport
+from prfaas.seams import Engine, HybridKVCache, Plan, RoleBalancer, Router, Transport
 from prfaas.spec import (
     FullAttentionSpec,
     LinearStateSpec,
@@ -31,6 +34,7 @@ from prfaas.spec import (
 
 if TYPE_CHECKING:
     from prfaas.runtime import Client, Door, Gateway, Node, Worker, WorkerConfig
+    from prfaas.simulator import Scenario, SimulatedLink, SimulatedNode, Simulator
     from prfaas.store import HostArena, PoolMemory
     from prfaas.transport import connect, listen
 
@@ -43,6 +47,10 @@ _LAZY = {
     "HostArena": "prfaas.store",
     "Node": "prfaas.runtime",
     "PoolMemory": "prfaas.store",
+    "Scenario": "prfaas.simulator",
+    "SimulatedLink": "prfaas.simulator",
+    "SimulatedNode": "prfaas.simulator",
+    "Simulator": "prfaas.simulator",
     "Worker": "prfaas.runtime",
     "WorkerConfig": "prfaas.runtime",
     "connect": "prfaas.transport",
@@ -66,10 +74,13 @@ __all__ = [
     "LinkEstimator",
     "LoadLedger",
     "MLASpec",
+    "MaxWeightRouter",
     "ModelSpec",
     "Node",
     "NullCache",
     "PagedHybridCache",
+    "Plan",
+    "PlanningProblem",
     "PoolGeometry",
     "PoolMemory",
     "PrfaasError",
@@ -77,15 +88,21 @@ __all__ = [
     "Role",
     "RoleBalancer",
     "Router",
+    "Scenario",
+    "SimulatedLink",
+    "SimulatedNode",
+    "Simulator",
     "SlidingWindowSpec",
     "ThresholdController",
     "ThresholdRouter",
+    "ThroughputBalancer",
     "Transport",
     "Worker",
     "WorkerConfig",
     "__version__",
     "connect",
     "listen",
+    "plan_deployment",
     "preset",
 ]
 

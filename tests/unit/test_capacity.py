@@ -506,6 +506,11 @@ def test_the_cumulative_part_agrees_with_the_conditional_mean(threshold):
     assert up_to(threshold) <= up_to(math.inf)
 
 
+def test_a_median_in_tokens_is_not_its_logarithm():
+    with pytest.raises(ConfigError, match="mu is the logarithm of the median"):
+        LogNormalLengths(mu=27_000, sigma=1.0, min_tokens=128, max_tokens=131_072)
+
+
 def test_the_cumulative_part_of_observed_lengths_counts_the_threshold_in():
     up_to = EmpiricalLengths((1, 2, 2, 5)).cumulative(lambda n: n * n)
     assert [up_to(t) for t in (0, 1, 1.5, 2, 5, math.inf)] == [0, 0.25, 0.25, 2.25, 8.5, 8.5]

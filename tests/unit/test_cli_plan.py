@@ -180,10 +180,6 @@ def test_what_a_plan_does_not_know_is_said(
     config.write_text(CONFIG.replace("nodes = 8", "nodes = 8\nprefill = 1"))
     assert main(["plan", str(config), "--json"]) == 0
     assert "note: the plan chooses the roles of near; prefill and" in capsys.readouterr().err
-    more = '[clusters.other]\nkind = "prfaas"\nsystem = "paper-h200"\nnodes = 1\n[link]'
-    config.write_text(CONFIG.replace("[link]", more))
-    assert main(["plan", str(config), "--json"]) == 0
-    assert "note: each PRFAAS cluster has 100 Gbit/s of its own" in capsys.readouterr().err
 
 
 def test_the_picture(

@@ -304,11 +304,8 @@ def test_prfaas_clusters_share_the_link(file: Path) -> None:
     none = msgspec.structs.replace(config.clusters["far"], nodes=0)
     two = run_of(with_clusters(config, {**config.clusters, "far": half, "far2": half}))
     idle = run_of(with_clusters(config, {**config.clusters, "far2": none}))
-    apart = plan_deployment(problem_of(two.config, None)).expectation.best
     assert one.threshold_tokens == two.threshold_tokens == idle.threshold_tokens
     assert one.threshold_tokens is not None
-    assert apart.threshold_tokens is not None
-    assert one.threshold_tokens > 1.2 * apart.threshold_tokens
 
 
 def test_policies_assume_what_others_leave_of_the_link(file: Path) -> None:

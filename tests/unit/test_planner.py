@@ -309,6 +309,29 @@ def test_each_prfaas_cluster_is_bound_by_its_own_egress():
     assert used["wide", Stage.PRFAAS_COMPUTE] > 0.999 > used["wide", Stage.EGRESS]
 
 
+@pytest.mark.parametrize("own_gbps", [None, 2])
+def test_prfaas_clusters_share_one_egress(own_gbps):
+    """Two halves of a cluster carry what the whole one does, over the same link."""
+    own_bps = own_gbps and own_gbps * 1e9
+    halves = [prfaas("far", 2, egress_bps=own_bps), prfaas("off", 2, egress_bps=own_bps)]
+    for gbps in (3, 100):
+        whole = plan(
+            egress_bps=gbps * 1e9,
+            clusters=[
+                prfaas("far", 4, egress_bps=own_bps and min(2 * own_bps, gbps * 1e9)),
+                pd("near", 8),
+            ],
+        ).mean.best
+        split = plan(egress_bps=gbps * 1e9, clusters=[*halves, pd("near", 8)]).mean.best
+        assert split.requests_per_s == percent(whole.requests_per_s, 1e-4)
+        assert split.egress_bps <= gbps * 1e9 * (1 + 1e-6)
+        assert split.binding is whole.binding
+    if own_gbps is None:
+        thin = plan(egress_bps=3e9, clusters=[*halves, pd("near", 8)]).mean.best
+        used = [use.utilisation for use in thin.stages if use.stage is Stage.EGRESS]
+        assert used == [percent(1, 0.01), percent(1, 0.01)]
+
+
 def test_two_pd_clusters_are_split_each_on_its_own():
     """Against every split of both clusters, each with a scan over the threshold."""
     slower = System(

@@ -70,8 +70,9 @@ class Fleet:
     """A planning problem in one form of the rates.
 
     Every limit is in arrivals per second of the whole deployment. All clusters share one
-    threshold. PRFAAS clusters add up, each bound by its instances or its egress. PD clusters add
-    up, each bound by its own prefill or its own decode: a request stays in its PD cluster.
+    threshold. PRFAAS clusters add up, each bound by its instances or its egress, and all of them
+    by the egress that they share. PD clusters add up, each bound by its own prefill or its own
+    decode: a request stays in its PD cluster.
     """
 
     problem: PlanningProblem
@@ -138,7 +139,13 @@ class Fleet:
         """Arrivals whose long part the PRFAAS clusters carry."""
         if self._bits(threshold) <= 0:
             return math.inf
-        return sum(min(limits) for limits in self.remote_limits(threshold))
+        each = sum(min(limits) for limits in self.remote_limits(threshold))
+        return min(each, self.shared_egress_rps(threshold))
+
+    def shared_egress_rps(self, threshold: float) -> float:
+        """Arrivals whose caches fit through the egress that all PRFAAS clusters share."""
+        egress_bps = self.problem.usable_egress_bps() * self.change.egress_bps
+        return rate_of(egress_bps, self._bits(threshold))
 
     def local_rps(self, threshold: float, split: Split) -> float:
         """Arrivals whose short part the PD clusters prefill, and all of which they decode."""

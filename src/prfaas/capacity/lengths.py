@@ -102,6 +102,11 @@ class LogNormalLengths(LengthDistribution):
             raise ConfigError(
                 f"lengths range from {self.min_tokens} to {value}; need 0 < min_tokens < max_tokens"
             )
+        if not self._cdf(self.min_tokens) < self._cdf(value):
+            raise ConfigError(
+                f"mu is {self.mu} and sigma {self.sigma}: no length is from {self.min_tokens} to "
+                f"{value}; mu is the logarithm of the median, 9.9 for about 20,000 tokens"
+            )
 
     def share_above(self, threshold_tokens: float) -> float:
         low, high = self._cdf(self.min_tokens), self._cdf(self.max_tokens)

@@ -103,7 +103,9 @@ class _Choice:
         for clusters, limits, stages, parts in sides:
             for cluster, pair, share in zip(clusters, limits, _shares(limits), strict=True):
                 for stage, limit, part in zip(stages, pair, parts, strict=True):
-                    arrivals = self.rate * share
+                    # A link that clusters share is as full for each of them.
+                    is_shared = stage is Stage.EGRESS and cluster.egress_bps is None
+                    arrivals = self.rate if is_shared else self.rate * share
                     uses.append(
                         StageUse(
                             cluster_id=cluster.cluster_id,
@@ -119,6 +121,8 @@ class _Choice:
         limits, stages = (
             (self.remote, _REMOTE_STAGES) if remote_binds else (self.local, _LOCAL_STAGES)
         )
+        if remote_binds and sum(map(min, limits)) > self.fleet.shared_egress_rps(self.threshold):
+            return Stage.EGRESS
         first, second = max(limits, key=min, default=(0.0, 0.0))
         return stages[0] if first <= second else stages[1]
 

@@ -72,7 +72,8 @@ class PlanningCluster:
     Attributes:
         system: a key of ``PlanningProblem.systems``.
         num_nodes: its instances.
-        egress_bps: of a PRFAAS cluster whose uplink differs from ``PlanningProblem.egress_bps``.
+        egress_bps: most that leaves this PRFAAS cluster, of ``PlanningProblem.egress_bps``; None
+            if only that bounds it.
     """
 
     cluster_id: str
@@ -96,7 +97,7 @@ class PlanningProblem:
     Attributes:
         lengths: the law of the uncached prompt lengths.
         output_tokens: L_out, mean tokens generated per request.
-        egress_bps: out of each PRFAAS cluster, unless the cluster states its own.
+        egress_bps: what all PRFAAS clusters share.
         egress_share_of_others: the part of that egress that other traffic takes, from 0 to 1.
         rtt_s: added once to the time to first token of a request that is prefilled remotely.
         max_prfaas_nodes: choose the size of every PRFAAS cluster from 0 to this many instances;
@@ -174,7 +175,8 @@ class PlanningProblem:
             total += cluster.num_nodes * price
         return total
 
-    def usable_egress_bps(self, cluster: PlanningCluster) -> float:
-        """B_out that is left for caches out of a PRFAAS cluster."""
-        egress_bps = self.egress_bps if cluster.egress_bps is None else cluster.egress_bps
+    def usable_egress_bps(self, cluster: PlanningCluster | None = None) -> float:
+        """B_out that is left for caches: out of one PRFAAS cluster, or of all together."""
+        own_bps = None if cluster is None else cluster.egress_bps
+        egress_bps = self.egress_bps if own_bps is None else min(own_bps, self.egress_bps)
         return egress_bps * (1 - self.egress_share_of_others)

@@ -106,9 +106,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
 
 
 class LinkSection(Section, frozen=True, kw_only=True):
-    """``[link]`` out of the PRFAAS cluster.
+    """``[link]`` out of the PRFAAS clusters, which share it.
 
-    Of several PRFAAS clusters a plan gives each so much; in a simulation they share one such link.
     ``share_of_others`` is the part of it that other traffic takes, 0 to 1. ``schedule`` changes its
     rate while a simulation runs: [second, Gbit/s].
     """

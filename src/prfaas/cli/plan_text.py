@@ -41,11 +41,6 @@ def caveats(config: Config, problem: PlanningProblem) -> list[str]:
             f"the plan chooses the roles of {' and '.join(fixed)}; prefill and decode of the "
             "configuration are for prfaas simulate"
         )
-    if len(problem.prfaas) > 1:
-        found.append(
-            f"each PRFAAS cluster has {problem.egress_bps / 1e9:g} Gbit/s of its own here; in "
-            "prfaas simulate they share one such link"
-        )
     return found
 
 

@@ -143,7 +143,6 @@ def _operating_point(
     config: Config, problem: PlanningProblem
 ) -> tuple[int, dict[str, tuple[int, int]]]:
     """Threshold and roles: as configured, the rest from the planner at the limit of stability."""
-    problem = _with_shared_link(problem)
     best = plan_deployment(problem).of(RateForm.EXPECTATION).best
     found = best.threshold_tokens
     planned = {cluster.cluster_id: cluster for cluster in best.clusters}
@@ -170,20 +169,6 @@ def _operating_point(
     if found is not None and any(p != planned[name].num_prefill for name, (p, _) in roles.items()):
         found = _best_threshold(problem, roles)
     return _MAX_THRESHOLD if found is None else round(found), roles
-
-
-def _with_shared_link(problem: PlanningProblem) -> PlanningProblem:
-    """Give each PRFAAS cluster its nodes' part of the one link that all share in a simulation."""
-    num_nodes = sum(cluster.num_nodes for cluster in problem.prfaas)
-    if len(problem.prfaas) < 2:
-        return problem
-    clusters = (
-        attrs.evolve(cluster, egress_bps=problem.egress_bps * cluster.num_nodes / num_nodes)
-        if cluster.kind is ClusterKind.PRFAAS and cluster.num_nodes
-        else cluster
-        for cluster in problem.clusters
-    )
-    return attrs.evolve(problem, clusters=clusters)
 
 
 def _best_threshold(problem: PlanningProblem, roles: dict[str, tuple[int, int]]) -> float:

@@ -40,10 +40,12 @@ def _named_dtype(model_type: str, *levels: Mapping[str, Any]) -> DType:
                 if label not in _DTYPES:
                     raise ConfigError(
                         f"{model_type} config has {key}={label!r}, known are "
-                        f"{', '.join(_DTYPES)}; pass kv_dtype="
+                        f"{', '.join(_DTYPES)}; pass kv_dtype=, or change it in the config"
                     )
                 return _DTYPES[label]
-    raise ConfigError(f"{model_type} config names no dtype; pass kv_dtype=")
+    raise ConfigError(
+        f"{model_type} config names no dtype; pass kv_dtype=, or add it to the config"
+    )
 
 
 def read_hf_config(

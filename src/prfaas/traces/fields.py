@@ -59,8 +59,9 @@ def csv_rows(
         header = next(reader, [])
         missing = [name for name in wanted if name not in header]
         if missing:
+            found = ",".join(header)
             raise ConfigError(
-                f"line 1: the header is {','.join(header)!r} and lacks {', '.join(missing)}; "
+                f"line 1: the header is {found[:80]!r} and lacks {', '.join(missing)}; "
                 "give the file with its header line"
             )
         for cells in reader:
