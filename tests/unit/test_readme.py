@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from prfaas.cli import main
 from prfaas.core import TransferId
 from prfaas.runtime.messages import TRANSFER
 from prfaas.transfer import Renew, encode
@@ -63,10 +65,25 @@ def test_each_part_has_an_example(seam: str) -> None:
 
 
 def test_the_demo_takes_every_option_that_is_named() -> None:
-    named = [span for span in spans("README.md") if span.startswith("--")]
+    demo = README.split("## Each part alone")[0]
+    named = [span for span in SPAN.findall(FENCE.sub("", demo)) if span.startswith("--")]
     assert named
     for span in named:
         parse_args(shlex.split(span))
+
+
+def test_the_deployment_file_gives_the_figures_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = blocks("README.md", "toml").values()
+    config = tmp_path / "run.toml"
+    config.write_text(text)
+    assert main(["plan", str(config), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    for form in ("mean", "expectation"):
+        best = plan[form]["best"]
+        assert f"{best['threshold_tokens']:,.0f}" in README
+        assert f"{best['requests_per_s']:.3f}" in README
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -112,7 +129,7 @@ def test_the_floors_are_those_of_the_floor_test(page: str) -> None:
     rows = re.findall(r"^(?:\| )?(\d) (.*)$", TEXT[page], re.MULTILINE)
     for room, floor in floors.items():
         holders = [int(digit) for digit, row in rows if re.search(rf"\b{room}\b", row)]
-        assert floor in holders or room == "__init__", f"{room} is on floor {floor}"
+        assert floor in holders or room in ("__init__", "__main__"), f"{room} is on floor {floor}"
 
 
 def test_the_bytes_of_the_wire_page_are_those_of_the_code() -> None:
