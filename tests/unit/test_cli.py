@@ -284,9 +284,9 @@ def test_models_by_preset_path_and_contents(tmp_path: Path) -> None:
     )
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text(contents)
-    for path in ("tiny", "tiny/config.json"):
+    for path in ("tiny", "tiny/config.json"):  # named after the folder
         config = parse_config(raw_config(model={"path": path}), folder=str(tmp_path))
-        assert len(model_of(config).layers) == 4
+        assert (model_of(config).name, len(model_of(config).layers)) == ("tiny", 4)
 
     def complaint(section: dict[str, Any]) -> str:
         config = parse_config(raw_config(model=section), folder=str(tmp_path))

@@ -41,8 +41,9 @@ def model_of(config: Config) -> ModelSpec:
         return preset(section.preset)
     if section.config is not None:
         return ModelSpec.from_hf_config(section.config)
-    path = Path(config.folder, section.path or "")
-    return ModelSpec.from_hf_config(read_model_config(path), name=path.resolve().name)
+    path = Path(config.folder, section.path or "").resolve()
+    folder = path.parent if path.name == "config.json" else path
+    return ModelSpec.from_hf_config(read_model_config(path), name=folder.name)
 
 
 def trace_of(config: Config) -> Trace | None:

@@ -14,7 +14,8 @@ from prfaas.seams import ClusterLoad, NodeHit
 
 _MISS = NodeHit()
 _FULL = 1 << 60
-"""More than any load."""
+"""Added to the load of a full node: more than any load."""
+_NOTHING = (0, 0)
 
 
 class ClusterAccount:
@@ -51,19 +52,25 @@ class ClusterAccount:
 
     def refresh(self, node: NodeAccount) -> None:
         """Takes in a node, or what has changed of it."""
+        if not node.takes_prefill:
+            self._prefill.remove(node.position)
+        if not node.takes_decode:
+            self._decode.remove(node.position)
+        self.count(node)
+
+    def count(self, node: NodeAccount) -> None:
+        """As `refresh`, for a node that takes what it took before."""
         position, queued, active = node.position, node.queued_tokens, len(node.active)
-        queued_before, active_before = self._counted.get(position, (0, 0))
+        queued_before, active_before = self._counted.get(position, _NOTHING)
         self._counted[position] = queued, active
         self._queued_tokens += queued - queued_before
         self._num_active += active - active_before
+        max_active = node.up.max_active
+        penalty = 0 if max_active is None or active < max_active else _FULL
         if node.takes_prefill:
-            self._prefill.put(position, _order_key(node, queued))
-        else:
-            self._prefill.remove(position)
+            self._prefill.put(position, queued + penalty)
         if node.takes_decode:
-            self._decode.put(position, _order_key(node, active))
-        else:
-            self._decode.remove(position)
+            self._decode.put(position, active + penalty)
         self._load = None
 
     def forget(self, node: NodeAccount) -> None:

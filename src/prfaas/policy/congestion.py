@@ -42,15 +42,17 @@ class Congestion:
         self, watch: LinkWatch, loss: float | None, local_queue_s: float, now: float
     ) -> bool:
         """Whether the link has to be relieved now; if so, the share is smaller already."""
-        rate, utilisation = watch.rate_bps, watch.utilisation(now)
-        if rate is None or utilisation is None or now < self._next_cut_s:
+        rate = watch.rate_bps
+        if rate is None or now < self._next_cut_s:
             return False
         keep = 1.0
         if loss is not None and self._max_loss < loss <= 1:
             keep = 1 - loss
-        floor_s = max(self._surge_s, self._mark_s, local_queue_s)
-        if utilisation > self._high_utilisation and watch.backlog_s > floor_s:
-            keep = min(keep, watch.delivered_bps(now) / (self._share * rate), 0.9)
+        # The backlog is the cheapest to read, and short nearly always.
+        if watch.backlog_s > max(self._surge_s, self._mark_s, local_queue_s):
+            utilisation = watch.utilisation(now)
+            if utilisation is not None and utilisation > self._high_utilisation:
+                keep = min(keep, watch.delivered_bps(now) / (self._share * rate), 0.9)
         if keep == 1.0:
             return False
         self._share = max(_LEAST_SHARE, self._share * min(0.9, max(0.5, keep)))

@@ -45,10 +45,12 @@ class EgressMeter:
             )
         if not math.isfinite(now):
             raise ConfigError(f"now is {now}; it must be finite")
-        if now >= self._newest_s or self._newest_s - now > _RESTART_TAUS * self._tau_s:
-            self._bits *= self._weight(now - self._newest_s)
+        age_s = now - self._newest_s
+        if age_s >= 0 or age_s < -_RESTART_TAUS * self._tau_s:
+            self._bits = self._bits * self._weight(age_s) + 8.0 * num_bytes
             self._newest_s = now
-        self._bits += 8.0 * num_bytes * self._weight(self._newest_s - now)
+        else:
+            self._bits += 8.0 * num_bytes * self._weight(-age_s)
 
     def rate_bps(self, now: float) -> float:
         """Bits per second at ``now``; a time before the newest report reads as that report's."""
@@ -57,9 +59,9 @@ class EgressMeter:
     def _weight(self, age_s: float) -> float:
         # Before the first report the age is infinite, and a restarted clock leaves a negative one:
         # neither keeps anything of the past.
-        if age_s < -_RESTART_TAUS * self._tau_s:
-            return 0.0
-        return math.exp(-max(0.0, age_s) / self._tau_s)
+        if age_s >= 0:
+            return math.exp(-age_s / self._tau_s)
+        return 0.0 if age_s < -_RESTART_TAUS * self._tau_s else 1.0
 
 
 class SteadyClock:
@@ -88,6 +90,9 @@ class SteadyClock:
 
     def advance(self, now: float) -> float:
         """``now`` on the steady clock, which does not go behind it any more."""
+        if self._last_s is not None and self._last_s <= now + self._offset_s < math.inf:
+            self._last_s = now + self._offset_s  # as nearly always: time went on
+            return self._last_s
         steady_s = self.read(now)
         if math.isfinite(now) and steady_s - (now + self._offset_s) > self._slack_s:
             self._offset_s = steady_s - now

@@ -218,6 +218,8 @@ class GlobalPrefixIndex:
         Every node that holds anything of the prompt is in exactly one level, and no two levels have
         the same hit. The work grows with the number of different hits, not with that of nodes.
         """
+        if not granule_hashes:
+            return []
         levels: dict[tuple[int, int], NodeSet] = {}
         for size, holders in self._holders.items():
             block_tokens = size * self._granule_tokens

@@ -194,9 +194,9 @@ class LoadLedger(ClusterView):
         decode.active.add(request_id)
         prefill.active.add(request_id)
         prefill.queue(decision.uncached_tokens, now)
-        self._nodes.refresh(prefill)
+        self._nodes.count(prefill)
         if decode is not prefill:
-            self._nodes.refresh(decode)
+            self._nodes.count(decode)
         self._version += 1
 
     def prefilled(self, request_id: RequestId, now: float | None = None) -> None:
@@ -235,14 +235,14 @@ class LoadLedger(ClusterView):
         node = self._nodes.get(node_id)
         if node is not None and _measures(num_tokens) and _measures(seconds):
             node.observe_prefill(num_tokens, seconds)
-            self._touch(node)
+            self._version += 1
 
     def observe_decode(self, node_id: NodeId, num_steps: int, seconds: float) -> None:
         """Records that the node ran ``num_steps`` decode steps in ``seconds``."""
         node = self._nodes.get(node_id)
         if node is not None and _measures(num_steps) and _measures(seconds):
             node.observe_decode(num_steps, seconds)
-            self._touch(node)
+            self._version += 1
 
     def observe_link(self, deliveries: Iterable[Delivery], now: float) -> None:
         """Takes in what crossed the link; call it with nothing too, so that silence is noticed."""
@@ -320,18 +320,17 @@ class LoadLedger(ClusterView):
             if self._now is None:
                 for node in self._nodes:
                     node.begin(now)
-            self._now = now if self._now is None else max(self._now, now)
+                self._now = now
+            elif now > self._now:
+                self._now = now
         return self._now
 
     def _levels_of(self, request: RoutedRequest) -> Sequence[HitLevel]:
         """Hits of all nodes. A router asks several times per request, so the last are kept."""
-        if (
-            self._asked is None
-            or self._asked[0] is not request
-            or self._asked[1] != self._index.version
-        ):
+        asked, version = self._asked, self._index.version
+        if asked is None or asked[0] is not request or asked[1] != version:
             self._levels = self._index.levels(request.granule_hashes, request.num_tokens)
-            self._asked = request, self._index.version
+            self._asked = request, version
         return self._levels
 
     def _touch(self, node: NodeAccount) -> None:
@@ -354,7 +353,7 @@ class LoadLedger(ClusterView):
         node.queue(-decision.uncached_tokens, self._now)
         if decision.prefill_node != decision.decode_node:
             node.active.discard(decision.request_id)
-        self._nodes.refresh(node)
+        self._nodes.count(node)
 
     def _release(self, flight: Flight) -> None:
         decision = flight.decision
@@ -365,7 +364,7 @@ class LoadLedger(ClusterView):
             self._release_prefill(flight)
         self._link_backlog_bytes -= flight.land()
         node.active.discard(decision.request_id)
-        self._nodes.refresh(node)
+        self._nodes.count(node)
         del self._flights[decision.request_id]
 
     def _release_all(self, node: NodeAccount) -> tuple[RequestId, ...]:

@@ -78,7 +78,7 @@ class LinkWatch:
 
     def is_down(self, now: float) -> bool:
         """Whether the link carries nothing, judged by the last view."""
-        return self._is_down or self._has_stalled(now)
+        return self._is_down or (self._waiting_since_s is not None and self._has_stalled(now))
 
     def offer(self, num_bytes: int, now: float) -> None:
         """Records bytes of a request that goes over the link."""
@@ -94,7 +94,7 @@ class LinkWatch:
         is_sample = measured is not None and measured != self._last_bps
         self._num_samples += is_sample
         self._note_backlog(max(0, backlog_bytes), measured is not None, is_sample, now)
-        self._is_down = False if is_sample else self._is_down or self._has_stalled(now)
+        self._is_down = not is_sample and self.is_down(now)
         was_silent, self._last_bps = self._last_bps is None, measured
         if is_sample or self._heard_s is None:
             self._heard_s = now
@@ -141,7 +141,7 @@ class LinkWatch:
         if landed > 0:
             self._landed.observe(min(landed, MAX_BYTES), now)
         # Where no backlog was ever seen it may be that nobody keeps account of it.
-        has_shrunk = landed > 0 and max(backlog_bytes, self._backlog_bytes) > 0
+        has_shrunk = landed > 0 and (backlog_bytes > 0 or self._backlog_bytes > 0)
         is_all_landed = backlog_bytes == 0 and has_rate
         if is_sample or has_shrunk or is_all_landed:
             self._waiting_since_s = None

@@ -111,9 +111,11 @@ class NodeAccount:
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         self._prefill.observe(num_tokens, seconds)
+        self._view = None
 
     def observe_decode(self, num_steps: int, seconds: float) -> None:
         self._decode.observe(num_steps, seconds)
+        self._view = None
 
     def begin(self, now: float) -> None:
         """Starts a period."""
@@ -167,8 +169,11 @@ class NodeAccount:
 
     def _settle(self, now: float | None) -> None:
         """Books the time since the last change."""
-        if now is not None and self._since_s is not None:
-            self._slot_s += self._num_taken * (now - self._since_s)
-            if self.queued_tokens:
-                self._prefill_s += now - self._since_s
-            self._since_s = now
+        if now is None or self._since_s is None or now == self._since_s:
+            return
+        elapsed_s = now - self._since_s
+        if self.num_decoding:
+            self._slot_s += self._num_taken * elapsed_s
+        if self.queued_tokens:
+            self._prefill_s += elapsed_s
+        self._since_s = now

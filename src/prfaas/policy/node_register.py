@@ -61,6 +61,11 @@ class NodeRegister:
         node.touch()
         self._clusters[node.up.cluster_id].refresh(node)
 
+    def count(self, node: NodeAccount) -> None:
+        """As `refresh`, where nothing but its load has changed."""
+        node.touch()
+        self._clusters[node.up.cluster_id].count(node)
+
     def clusters(self) -> Sequence[ClusterLoad]:
         """Clusters that have nodes, in the order in which they came."""
         return [cluster.load() for cluster in self._clusters.values()]
@@ -82,8 +87,9 @@ class NodeRegister:
             node = self._nodes.get(node_id)
             if node is not None:
                 out |= 1 << node.position
+        nodes = self._by_position
         found = cluster.least_loaded(stage, levels, out, rng)
-        return [Candidate(node=self._by_position[p].view(), hit=hit) for p, hit in found]
+        return [Candidate(node=nodes[position].view(), hit=hit) for position, hit in found]
 
     def check(self) -> None:
         """Asserts the invariants."""

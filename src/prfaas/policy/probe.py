@@ -22,7 +22,7 @@ class Probe:
 
     def is_open(self, now: float) -> bool:
         """Whether a request may still cross."""
-        return min(self._left) > 0 and now < self._until_s
+        return now < self._until_s and min(self._left) > 0
 
     def is_due(self, silence_s: float, now: float) -> bool:
         """Whether the link was silent, and left alone, for long enough."""
@@ -42,7 +42,8 @@ class Probe:
     def spend(self, num_bytes: int) -> None:
         """One request crosses."""
         requests, left = self._left
-        self._left = (max(0, requests - 1), max(0, left - num_bytes))
+        if requests or left:
+            self._left = (max(0, requests - 1), max(0, left - num_bytes))
 
     def check(self) -> None:
         """Asserts the invariants."""

@@ -17,7 +17,7 @@ from prfaas.policy.prediction import PredictionError
 from prfaas.policy.prefix import worthwhile_prefix
 from prfaas.policy.regime import Regime, RegimeBorder
 from prfaas.policy.router_settings import RouterSettings
-from prfaas.policy.survey import Survey, longest, not_full, spread
+from prfaas.policy.survey import Survey, has_room, longest, not_full, spread
 from prfaas.policy.threshold import ThresholdController
 from prfaas.seams import (
     Candidate,
@@ -201,7 +201,7 @@ class ThresholdRouter(Router):
             reason = RouteReason.REMOTE_DOWN
         elif survey.is_link_down and survey.local:
             reason = RouteReason.LINK_DOWN
-        elif not not_full(survey.remote) and not_full(survey.local):
+        elif not has_room(survey.remote) and has_room(survey.local):
             reason = RouteReason.REMOTE_FULL
         if reason is RouteReason.LONG:
             return True, reason
@@ -225,8 +225,7 @@ class ThresholdRouter(Router):
         link_bps: float = 0.0,
     ) -> Place:
         """The node of a side that is done with the prompt first."""
-        everyone = survey.remote if offloaded else survey.local
-        candidates = not_full(everyone) or everyone
+        candidates = not_full(survey.remote if offloaded else survey.local)
         num_tokens = survey.request.num_tokens
         places = []
         for candidate in candidates:
@@ -299,7 +298,7 @@ class ThresholdRouter(Router):
         """The plan, or the other side of it if that is better by the objective."""
         to_remote = not plan.offloaded
         others = survey.remote if to_remote else survey.local
-        if not not_full(others) or (to_remote and survey.is_link_down):
+        if not has_room(others) or (to_remote and survey.is_link_down):
             return plan, offer
         place = self._place(survey, to_remote, rng)
         other = self._offer(survey, place, to_remote, link_bps)

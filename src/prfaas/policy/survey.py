@@ -33,6 +33,7 @@ class Survey:
 
     __slots__ = (
         "_clusters",
+        "_has_remote",
         "_remote",
         "_rng",
         "decode",
@@ -50,6 +51,7 @@ class Survey:
         self.is_link_down = is_link_down
         self._rng = rng
         self._clusters = view.clusters()
+        self._has_remote: bool | None = None
         self._remote: Sequence[Candidate] | None = None
         self.decode = self._choose_decode()
         self.local = self._candidates(self.decode.node.cluster_id, Role.PREFILL)
@@ -68,12 +70,15 @@ class Survey:
 
     def has_remote(self) -> bool:
         """Whether a PRFAAS node may prefill; cheaper than asking for them."""
-        if self._remote is None:
+        if self._has_remote is None:
             num_excluded = len(self.request.excluded)
             for cluster in self._clusters:
-                if cluster.kind is ClusterKind.PRFAAS and cluster.num_prefill > num_excluded:
-                    return True
-        return bool(self.remote)
+                if cluster.num_prefill > num_excluded and cluster.kind is ClusterKind.PRFAAS:
+                    self._has_remote = True
+                    break
+            else:
+                self._has_remote = bool(self.remote)
+        return self._has_remote
 
     def _choose_decode(self) -> Candidate:
         decoding = [c for c in self._clusters if c.kind is ClusterKind.PD and c.num_decode]
@@ -89,7 +94,7 @@ class Survey:
                 raise self._no_room("prefill")
         if len(decoders) == 1:
             return decoders[0]
-        decoders = not_full(decoders) or decoders
+        decoders = not_full(decoders)
         loads = [(c.node.num_active, -c.hit.num_held_tokens) for c in decoders]
         return spread(decoders, loads, self._rng)
 
@@ -117,14 +122,27 @@ class Survey:
         )
 
 
+def has_room(candidates: Sequence[Candidate]) -> bool:
+    """Whether the node of one of them would not refuse a request."""
+    for candidate in candidates:
+        if not candidate.node.is_full:
+            return True
+    return False
+
+
 def not_full(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Those whose node would not refuse a request."""
-    return [c for c in candidates if not c.node.is_full]
+    """Those whose node would not refuse a request; all of them if every node would."""
+    if len(candidates) == 1:
+        return candidates
+    return [c for c in candidates if not c.node.is_full] or candidates
 
 
 def longest(candidates: Sequence[Candidate]) -> int:
     """The longest usable hit among them, tokens."""
-    return max((c.hit.num_cached_tokens for c in candidates), default=0)
+    longest_tokens = 0
+    for candidate in candidates:
+        longest_tokens = max(longest_tokens, candidate.hit.num_cached_tokens)
+    return longest_tokens
 
 
 def spread(items: Sequence[_T], scores: Sequence[object], rng: Random) -> _T:

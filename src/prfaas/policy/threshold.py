@@ -175,24 +175,23 @@ class ThresholdController:
         missing; what is left of an update costs no more than reading the link.
         """
         now = self._clock.advance(now)
-        num_samples = self._watch.num_samples
-        must_rise = self._watch.see(view.link_bps(), view.link_backlog_bytes(), now)
-        if self._watch.num_samples > num_samples and self._probe.is_open(now):
+        watch = self._watch
+        num_samples = watch.num_samples
+        must_rise = watch.see(view.link_bps(), view.link_backlog_bytes(), now)
+        if watch.num_samples > num_samples and self._probe.is_open(now):
             self._probe.stop(now)
-        must_rise |= self._congestion.relieves(
-            self._watch, view.link_loss(), self._local_queue_s, now
-        )
-        is_due = now >= self._next_search_s
-        if self._watch.is_down(now):
+        must_rise |= self._congestion.relieves(watch, view.link_loss(), self._local_queue_s, now)
+        is_due, is_down = now >= self._next_search_s, watch.is_down(now)
+        if is_down:
             self._resting_tokens = self._band[1]
             self._may_jump = False
-        if must_rise or self._watch.is_down(now):
+        if must_rise or is_down:
             self._hold_until_s = now + self._settings.quiet_s
             self._is_moving = True
         if is_due:
             self._next_search_s = now + self._settings.period_s
-            self._congestion.tick(self._watch.backlog_s, is_quiet=now >= self._hold_until_s)
-            self._watch.tick()
+            self._congestion.tick(watch.backlog_s, is_quiet=now >= self._hold_until_s)
+            watch.tick()
             self._side_meter.ask_nodes(view)
         if is_due or must_rise:
             self._search(view, now, is_due=is_due)

@@ -187,6 +187,17 @@ class ModelSpec:
         """Bytes of all slots of one request, windows full."""
         return sum(group.slot_bytes for group in self.groups if not group.is_token_kind)
 
+    @cached_property
+    def _state_bytes(self) -> int:
+        """Bytes of the slots of one request that are the same for every length."""
+        states = [g for g in self.groups if isinstance(g.layer_spec, LinearStateSpec)]
+        return sum(group.slot_bytes for group in states)
+
+    @cached_property
+    def _window_groups(self) -> tuple[KVCacheGroup, ...]:
+        """Groups whose slots fill up with the tokens."""
+        return tuple(g for g in self.groups if isinstance(g.layer_spec, SlidingWindowSpec))
+
     def kv_bytes(self, num_tokens: int) -> int:
         """S_kv: bytes of the whole cache of a request of ``num_tokens``."""
         return self.kv_bytes_delta(num_tokens, 0)
@@ -205,8 +216,10 @@ class ModelSpec:
                 f"num_held_tokens is {num_held_tokens}; it must be from 0 to the "
                 f"{num_tokens} tokens of the request"
             )
-        slots = sum(g.entry_bytes(num_tokens) for g in self.groups if not g.is_token_kind)
-        return slots + (num_tokens - num_held_tokens) * self.bytes_per_token
+        num_bytes = self._state_bytes + (num_tokens - num_held_tokens) * self.bytes_per_token
+        for group in self._window_groups:
+            num_bytes += group.entry_bytes(num_tokens)
+        return num_bytes
 
     def as_full_attention(self) -> ModelSpec:
         """Return the dense equivalent: every slot layer becomes the first token-kind layer's twin.
