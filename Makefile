@@ -19,6 +19,12 @@ check: $(STAMP)
 bench: $(STAMP)  ## every benchmark, quick form
 	$(BIN)/python benchmarks/bench_cache.py --quick
 	$(BIN)/python benchmarks/bench_transport.py --quick
+	$(BIN)/python benchmarks/bench_router.py --quick
+	$(BIN)/python benchmarks/bench_simulator.py --quick
+	$(BIN)/python benchmarks/reproduce_paper.py --quick
+	$(BIN)/python benchmarks/testbed.py --quick
+	$(BIN)/python benchmarks/experiments.py --quick
+	$(BIN)/python benchmarks/study.py --quick
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "prfaas needs Python 3.11 or newer, this is " + sys.version.split()[0])'
