@@ -3,6 +3,10 @@
 The case study of arXiv 2604.15039, scaled: a third of the nodes are PRFAAS nodes, prompts have its
 lengths, and the load is 0.8 of what the nodes sustain. Router, ledger and controller are the
 servers' own, so most of the time is theirs; --profile says how much.
+
+t and the roles stay as planned, and the control loop runs every 10 s, but for two cases: one with
+loads every second, and one where controller and balancer are live as well. Their work is per
+second, not per request, so it weighs most where a second has few requests.
 """
 
 from __future__ import annotations
@@ -18,7 +22,13 @@ from random import Random
 from _common import emit, parser
 from prfaas.capacity import LogNormalLengths, PrefillProfile
 from prfaas.core import BlockHash, ClusterId, ClusterKind, NodeId, RequestId, Role
-from prfaas.policy import LoadLedger, ThresholdController, ThresholdRouter, ThresholdSettings
+from prfaas.policy import (
+    LoadLedger,
+    ThresholdController,
+    ThresholdRouter,
+    ThresholdSettings,
+    ThroughputBalancer,
+)
 from prfaas.seams import BalancerEvent, Plan, RoleBalancer
 from prfaas.simulator import Scenario, SimulatedLink, SimulatedNode, SimulationResult, Simulator
 from prfaas.spec import preset
@@ -112,12 +122,43 @@ def conversations(num_requests: int, rate_rps: float) -> Iterator[Arrival]:
         )
 
 
+def still_policy() -> tuple[ThresholdController, RoleBalancer]:
+    """t stays where it is, so that no search for it is measured."""
+    settings = ThresholdSettings(period_s=1e6, down_after_s=1e6)
+    return ThresholdController(SPEC, band=(T, T), settings=settings), Settled()
+
+
+def live_policy(world: Scenario, link_bps: float) -> tuple[ThresholdController, RoleBalancer]:
+    """t is searched every second, and the roles are reconsidered every 10 s."""
+    band = (1024, 131_072)
+    controller = ThresholdController(
+        SPEC,
+        band=band,
+        link_bps=link_bps,
+        remote_prefill_s=H200.prefill_s,
+        local_prefill_s=H20.prefill_s,
+    )
+    balancer = ThroughputBalancer(
+        SPEC,
+        baseline={n.node_id: n.role for n in world.nodes if n.kind is ClusterKind.PD},
+        band=band,
+        link_bps=link_bps,
+        remote_prefill_s=H200.prefill_s,
+        local_prefill_s=H20.prefill_s,
+        num_slots=20,
+        decode_step_s=0.025,
+        output_tokens=1024.0,
+    )
+    return controller, balancer
+
+
 def simulation(
     num_nodes: int,
     num_requests: int,
     *,
     control_period_s: float = 10.0,
     pool_bytes: int | None = None,
+    is_live: bool = False,
 ) -> Run:
     """A run that is ready to start; what builds it is not measured."""
     bps = 100e9 * num_nodes / 12
@@ -127,14 +168,12 @@ def simulation(
         link=SimulatedLink(schedule=((0.0, bps),)),
         control_period_s=control_period_s,
     )
-    # t stays where it is, so that no search for it is measured.
-    settings = ThresholdSettings(period_s=1e6, down_after_s=1e6)
-    controller = ThresholdController(SPEC, band=(T, T), settings=settings)
+    controller, balancer = live_policy(world, bps) if is_live else still_policy()
     simulator = Simulator(
         world,
         router=ThresholdRouter(SPEC, controller),
         ledger=LoadLedger.for_spec(SPEC),
-        balancer=Settled(),
+        balancer=balancer,
         controller=controller,
     )
     rate_rps = RPS_PER_NODE * num_nodes
@@ -206,6 +245,9 @@ def main() -> None:
     cases = {
         "16 nodes": lambda: simulation(16, num),
         "16 nodes, loads every second": lambda: simulation(16, num, control_period_s=1.0),
+        "16 nodes, live policy every second": lambda: simulation(
+            16, num // 4, control_period_s=1.0, is_live=True
+        ),
         "16 nodes, caches": lambda: simulation(16, num // 4, **cached),
     }
     best: dict[str, dict[str, object]] = {}

@@ -106,6 +106,20 @@ def best_of(
     return found
 
 
+def equal_gains(
+    arms: Sequence[tuple[str, Task]], rows: Sequence[dict[str, object]]
+) -> dict[tuple[int, float], float]:
+    """(N_p, offered rate) -> the gain there, where somebody still meets the SLO for most."""
+    found = {}
+    for num_prefill, rate_rps in sorted(
+        {(task.options["num_prefill"], task.options["rate_rps"]) for _, task in arms}
+    ):
+        best = best_of(arms, rows, num_prefill=num_prefill, rate_rps=rate_rps)
+        if max(b.goodput_rps for b in best.values()) > rate_rps / 2:
+            found[num_prefill, rate_rps] = gain(best)
+    return found
+
+
 def gain(best: dict[str, Best], over: str = PAPER) -> float:
     """The better of the cache-aware arms over another one."""
     return max(best[arm].goodput_rps for arm in CACHE_AWARE if arm in best) / best[over].goodput_rps

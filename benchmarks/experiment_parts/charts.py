@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from experiment_parts.measures import quantile, throughput_series
 from experiment_parts.policies import POLICIES
 from experiment_parts.runs import Outcome
@@ -17,7 +15,9 @@ PIECE_S = 60.0
 _DPI = 130
 
 
-def _figure(height: float, rows: int = 1, columns: int = 1, **shared: Any) -> tuple[Figure, Any]:
+def _figure(height: float, rows: int = 1, columns: int = 1, **shared: Any) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8.4, height), dpi=_DPI, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **shared)
     for one in axes.flat:
@@ -47,10 +47,19 @@ def link_drop(
         roles.step(at, [s.num_prefill for s in outcome.samples], where="post", color=color)
     for label, rps in references.items():
         rates.hlines(rps, drop_s, back_s, color="black", linestyle=":", linewidth=1.0)
-        rates.annotate(label, (back_s, rps), xytext=(4, 0), textcoords="offset points", va="center")
+        rates.annotate(
+            label,
+            (drop_s, rps),
+            xytext=(-4, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right",
+            fontsize="small",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )
     for one in (rates, thresholds, backlogs, roles):
         one.axvspan(drop_s, back_s, color="black", alpha=0.04)
-    rates.set(ylabel="served (req/s)", ylim=(0, 4.2), title="Saturated; 5 of 100 Gbps while shaded")
+    rates.set(ylabel="served (req/s)", ylim=(0, 5.2), title="Saturated; 5 of 100 Gbps while shaded")
     rates.legend(frameon=False, fontsize="small", ncols=2, loc="upper center")
     thresholds.set(ylabel="t (1000 tokens)", ylim=(0, None))
     backlogs.set(ylabel="link backlog (GiB)", ylim=(0, None))

@@ -19,6 +19,8 @@ from prfaas.workload import Arrival
 T_ONLY_RPS, FULL_RPS = 1.77, 2.25
 """Best rate at 5 Gbps with N_p = 3 and with the best N_p, mean form; see `link_references`."""
 PERIOD_S = 10.0
+LINK_CLIENTS = 120
+"""Enough to fill five decode nodes twice; more only wait for the slow link, and give up there."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +63,7 @@ def closed_link_drop(
         arrivals=workloads.even_prompts(1),
         window=Window(from_s=drop_s + from_s, until_s=end_s),
         planned=optimum(HETERO),
-        num_clients=NUM_CLIENTS,
+        num_clients=LINK_CLIENTS,
     )
     return execute(policy, setup, until_s=end_s + back_s)
 

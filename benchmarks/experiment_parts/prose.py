@@ -21,14 +21,20 @@ Conversations: {trace}.
 """
 
 GOALS = """
-"Beside it" has the other policies that could have met the goal. Rates of the link goals are over
-the mean-form references 1.77 and 2.25 req/s.
+"Beside it" has the other policies that could have met the goal. The link goals are over the
+mean-form references 1.77 and 2.25 req/s. `mix_step`: outputs change from 1024 to 512 or 1536
+tokens, and the rate from ten minutes later on is compared with that of the best roles.
 """
 
 LADDER = """
-At saturation every policy that keeps both prefill sides busy serves the same within a few per cent:
-a fixed threshold at the right value is as good as anything while nothing changes. What the upper
-rungs buy is that nobody has to know that value.
+- At saturation every policy that keeps both prefill sides busy serves the same within a few per
+  cent. While nothing changes, the paper's rule with the right t is as good as anything, and least
+  predicted finish, which has no length rule at all, is as good as the paper's rule.
+- Near the limit an adaptive t costs latency against the exact one: it follows the luck of the
+  lengths that it saw last. Max-weight has no such lag, for it looks at queues and not at lengths.
+- The upper rungs pay when something changes. Nobody has to know t or the roles then.
+- Homogeneous clusters of equal cost serve less per price, but not by as much as those of equal
+  count.
 """
 
 SCENARIOS = {
@@ -43,14 +49,24 @@ SCENARIOS = {
 }
 
 LINK = """
-Closed loop. Dotted: what the capacity model allows.
+A closed loop; dotted is what the capacity model allows (mean form). A fixed t loses what the link
+no longer carries. Moving t alone recovers what is possible with the old roles, and the balancer
+the rest. The line of t is ragged because the controller backs off from a full link and returns.
+Where the link's backlog of a policy creeps up, local prefill runs dry meanwhile: the controller's
+feedback compares prefill queues and does not see what waits on the link.
 """
 
 DAY = """
+Lengths from half to double within an hour and a half. Drawn are the planned roles and what is
+served; the latencies are in the table "diurnal" above.
 """
 
 CACHES = """
-Every arm at its best N_p, offered rate and, for a fixed t, threshold.
+Good requests per second of every arm at its best N_p, offered rate and, for a fixed t, threshold.
+"Paper" is the rule for a scarce link: every side counts its own hits, nothing moves. Goodput is a
+cliff: past the limit a policy that shares the load well makes everybody late together, while a t
+that is wrong keeps one of the two sides fast. So above the limit a bad t looks better than all
+else; what it hides is admission control, which no policy here has.
 """
 
 FRACTIONS = """

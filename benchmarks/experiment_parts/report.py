@@ -28,7 +28,6 @@ def write(folder: Path, found: Findings, path: str | None) -> None:
     references = {
         "best t, 1.77": goals.T_ONLY_RPS,
         "best t and roles, 2.25": goals.FULL_RPS,
-        "all": optimum(HETERO).limit_rps,
     }
     drop = {
         name: goals.closed_link_drop(

@@ -84,7 +84,7 @@ def test_a_row_counts_what_the_records_say() -> None:
     policy = POLICIES["max_weight"]
     window = Window(from_s=20.0, until_s=80.0)
     setup = Setup(
-        world=world_of(HETERO, 3),
+        world=world_of(HETERO, 5),  # too few decode nodes, so that slots are waited for
         arrivals=w.steady(3.1, 100.0, 3),
         window=window,
         planned=optimum(HETERO),
@@ -95,6 +95,7 @@ def test_a_row_counts_what_the_records_say() -> None:
     waits = [r.queue_s + r.prefill_s + r.transfer_s + r.decode_wait_s for r in inside]
     good = sum(wait_s <= 10 for wait_s in waits)
     assert 0 < good < len(inside) == row["num_served"]
+    assert max(r.decode_wait_s for r in inside) > 1
     assert row["goodput_10s_rps"] == pytest.approx(good / 60)
     assert row["cost_10s"] == pytest.approx(1000 * 16 * (60 / 3600) / good)
     assert row["ttft_mean_s"] == pytest.approx(sum(waits) / len(waits))

@@ -154,3 +154,10 @@ def test_the_order_agrees_with_a_plain_dict(
         if found is not None:
             assert found in among
             assert loads[found] == min(loads[position] for position in among)
+
+
+def test_a_change_of_load_that_fills_the_only_chunk_splits_it() -> None:
+    order = order_of(*range(0, 254, 2), 0)  # 127 different loads, one of them twice
+    order.put(127, 1)
+    order.check()
+    assert order.least(Random(0), set_of(1, 127)) == 127

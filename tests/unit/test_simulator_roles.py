@@ -41,7 +41,7 @@ def test_h42_a_node_that_leaves_decode_loses_nothing():
         *(node(f"prefill{i}", Role.PREFILL, prefill=lambda new, cached: 0.01) for i in range(2)),
         *clusters(0, 0, 2),
     )
-    balancer = Script((5.0, {"decode1": Role.PREFILL}), (6.0, {"decode1": Role.MIXED}))
+    balancer = Script((5.0, {"decode1": Role.PREFILL}))
     machine = simulator(scenario(nodes, link=None), balancer=balancer)
     simulation = machine.begin(one(10, name=f"r{i}", output_tokens=1000) for i in range(80))
     while simulation.agenda.now < 5.0:
@@ -56,18 +56,27 @@ def test_h42_a_node_that_leaves_decode_loses_nothing():
     assert result.num_lost == 0
     assert all(record.num_attempts == 1 for record in result.records())
     assert at_rest(machine._ledger)
-    # A second change is refused while the first drains; its plan comes too late for a third.
-    assert phases(balancer) == [
-        ("decode1", "started", 1),
-        ("decode1", "failed", 2),
-        ("decode1", "done", 1),
-    ]
+    assert phases(balancer) == [("decode1", "started", 1), ("decode1", "done", 1)]
     (conversion,) = result.conversions
     assert conversion.role is Role.PREFILL
     assert conversion.at_s == pytest.approx(5.0)
     assert conversion.done_s == pytest.approx(0.4 + 2 * 25.0, abs=0.5)
-    assert result.counters["conversions_refused"] == 1
     assert result.node_roles["decode1"] is Role.PREFILL
+
+
+def test_h42_a_node_that_drains_can_be_asked_for_everything_instead():
+    nodes = clusters(0, 2, 2)
+    balancer = Script((5.0, {"decode1": Role.PREFILL}), (6.0, {"decode1": Role.MIXED}))
+    machine = simulator(scenario(nodes, link=None), balancer=balancer)
+    result = machine.run(one(10, name=f"r{i}", output_tokens=1000) for i in range(80))
+    assert result.num_ended(Ending.OK) == 80
+    assert phases(balancer) == [
+        ("decode1", "started", 1),
+        ("decode1", "started", 2),
+        ("decode1", "done", 2),
+    ]
+    assert result.node_roles["decode1"] is Role.MIXED
+    assert at_rest(machine._ledger)
 
 
 def test_h42_queued_prompts_of_a_node_that_leaves_prefill_go_elsewhere():

@@ -1,4 +1,4 @@
-"""A node's change of role: who may ask for one, and how far it is."""
+"""A node's change of role, and how far it is."""
 
 from __future__ import annotations
 
@@ -9,41 +9,31 @@ from prfaas.seams import ChangePhase
 class Conversion:
     """The role that a node admits work for, and the change to it, if that is not over yet.
 
-    Work of the role that a node leaves is worked off, or given back, before the change is done.
-    Until then only the way back is open: a second change would leave work of three roles.
+    Work that this role would not admit is worked off, or given back, before the change is done.
+    Another role may be asked for at any time, whatever was left before: where a cluster lost all
+    nodes of a role, those that drain are the ones to turn to.
     """
 
     def __init__(self, role: Role) -> None:
         self.role = role
         self.plan_epoch = 0
-        self._leaves: Role | None = None
+        self.is_draining = False
 
     def __repr__(self) -> str:
-        leaves = "" if self._leaves is None else f", leaves {self._leaves.value}"
-        return f"<Conversion {self.role.value}{leaves}>"
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether a change is not over yet."""
-        return self._leaves is not None
+        return f"<Conversion {self.role.value}{', draining' if self.is_draining else ''}>"
 
     def ask(self, wanted: Role, plan_epoch: int) -> ChangePhase:
-        """Begins a change, or refuses it.
+        """Begins a change, or goes on with it under the epoch that it has.
 
         Returns:
             DONE: the role is in force and nothing changes. STARTED: call `drained` when no work
-            of the old role is left. FAILED: the role stays as it is.
+            is left that the role would not admit.
         """
-        if self._leaves is not None and wanted not in (self.role, self._leaves):
-            return ChangePhase.FAILED
         if wanted is not self.role:
-            self.role, self._leaves = wanted, self.role
-        if self._leaves is None:
-            return ChangePhase.DONE
-        self.plan_epoch = plan_epoch
-        return ChangePhase.STARTED
+            self.role, self.plan_epoch, self.is_draining = wanted, plan_epoch, True
+        return ChangePhase.STARTED if self.is_draining else ChangePhase.DONE
 
     def drained(self) -> int:
-        """The change is over. Returns the epoch of the plan that asked for it."""
-        self._leaves = None
+        """The change is over. Returns the epoch of the plan that asked for it first."""
+        self.is_draining = False
         return self.plan_epoch

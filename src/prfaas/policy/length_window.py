@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Sequence
 
@@ -30,6 +31,9 @@ class LengthWindow:
         self._prior = sorted(prior)
         self._prior_weight = min(prior_weight, size)
         self._recent: deque[int] = deque(maxlen=size)
+        # The recent ones again, ascending, as every search wants them.
+        self._ascending: list[int] = []
+        self._sum = 0
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -40,37 +44,65 @@ class LengthWindow:
             raise ConfigError(
                 f"uncached_tokens is {uncached_tokens!r}; it must be a whole number of at least 1"
             )
-        self._recent.append(uncached_tokens)
+        recent, ascending = self._recent, self._ascending
+        if len(recent) == recent.maxlen:
+            self._sum -= recent[0]
+            del ascending[bisect_left(ascending, recent[0])]
+        recent.append(uncached_tokens)
+        insort(ascending, uncached_tokens)
+        self._sum += uncached_tokens
 
     @property
     def longest(self) -> int:
         """The greatest recent length, or of the prior as long as there is none."""
-        return max(self._recent, default=self._prior[-1])
+        return (self._ascending or self._prior)[-1]
 
     @property
     def mean(self) -> int:
         """Mean recent length, rounded down."""
-        lengths = self._recent or self._prior
-        return sum(lengths) // len(lengths)
+        if not self._recent:
+            return sum(self._prior) // len(self._prior)
+        return self._sum // len(self._recent)
 
     def quantile(self, share: float) -> int:
         """The length that this share, below 1, of the recent lengths is shorter than."""
-        lengths = sorted(self._recent) or self._prior
+        lengths = self._ascending or self._prior
         return lengths[int(share * len(lengths))]
 
     def weights(self) -> dict[int, float]:
         """Length -> number of arrivals. What has faded of the prior counts as that many more."""
         fading = max(0, self._prior_weight - len(self._recent)) / len(self._prior)
+        if self._recent and not fading:
+            lengths = _ends([*dict.fromkeys(self._ascending)])
+            ranks = [bisect_right(self._ascending, length) for length in lengths]
+            return {n: float(b - a) for n, a, b in zip(lengths, [0, *ranks], ranks, strict=False)}
         shares = {length: float(num) for length, num in Counter(self._recent).items()}
-        if fading or not shares:
-            for length in self._prior:
-                shares[length] = shares.get(length, 0.0) + (fading or 1.0)
-        return shares if len(shares) <= _MAX_LENGTHS else _grouped(shares)
+        for length in self._prior:
+            shares[length] = shares.get(length, 0.0) + (fading or 1.0)
+        return _grouped(shares)
+
+    def check(self) -> None:
+        """Asserts the invariants."""
+        assert self._ascending == sorted(self._recent)
+        assert self._sum == sum(self._recent)
+
+
+def _ends(lengths: list[int]) -> list[int]:
+    """Of ascending lengths the last ones of groups of neighbours, equally large but for the last
+    group: all of them, as long as they are few."""
+    size = math.ceil(len(lengths) / _MAX_LENGTHS)
+    ends = lengths[size - 1 :: size]
+    return ends if ends[-1] == lengths[-1] else [*ends, lengths[-1]]
 
 
 def _grouped(shares: dict[int, float]) -> dict[int, float]:
     """The same shares on fewer lengths: neighbours join under the longest of them."""
     lengths = sorted(shares)
-    size = math.ceil(len(lengths) / _MAX_LENGTHS)
-    groups = (lengths[i : i + size] for i in range(0, len(lengths), size))
-    return {group[-1]: sum(shares[length] for length in group) for group in groups}
+    groups = dict.fromkeys(_ends(lengths), 0.0)
+    ends = iter(groups)
+    end = next(ends)
+    for length in lengths:
+        if length > end:
+            end = next(ends)
+        groups[end] += shares[length]
+    return groups

@@ -63,12 +63,15 @@ class LoadOrder:
         if old == load:
             return
         bit = 1 << position
+        self._loads[position] = load
         if old is None:
             self._nodes |= bit
+            self._enter(load, bit)
+        elif len(self._chunks) == 1 and len(self._chunks[0].loads) < 2 * _CHUNK - 1:
+            self._move(self._chunks[0].loads, old, load, bit)
         else:
             self._leave(old, bit)
-        self._loads[position] = load
-        self._enter(load, bit)
+            self._enter(load, bit)
 
     def remove(self, position: int) -> None:
         """Takes a node out. Idempotent."""
@@ -87,6 +90,8 @@ class LoadOrder:
                 not matter. None for all nodes.
         """
         wanted = self._nodes if within is None else within & self._nodes
+        if wanted == self._nodes and wanted:
+            return random_member(self._equals[self._chunks[0].loads[0]], rng)
         size = wanted.bit_count()
         if size <= 1:
             return wanted.bit_length() - 1 if size else None
@@ -135,6 +140,20 @@ class LoadOrder:
                 equals |= bit
             wanted ^= bit
         return random_member(equals, rng)
+
+    def _move(self, loads: list[int], old: int, load: int, bit: NodeSet) -> None:
+        """`_leave` and `_enter` where there is one chunk, and stays one: that of few nodes."""
+        equals = self._equals
+        rest = equals[old] ^ bit
+        if rest:
+            equals[old] = rest
+        else:
+            del equals[old], loads[bisect_left(loads, old)]
+        if load in equals:
+            equals[load] |= bit
+        else:
+            equals[load] = bit
+            insort(loads, load)
 
     def _enter(self, load: int, bit: NodeSet) -> None:
         if not self._chunks:

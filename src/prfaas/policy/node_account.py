@@ -12,25 +12,25 @@ _KEEP = 0.8
 
 
 class Rate:
-    """Work over time, both decaying alike: long samples weigh more than short ones."""
+    """Work over time, both decaying alike: long samples weigh more than short ones.
 
-    __slots__ = ("_seconds", "_work")
+    Attributes:
+        work_per_s, s_per_work: None before the first sample.
+    """
+
+    __slots__ = ("_seconds", "_work", "s_per_work", "work_per_s")
 
     def __init__(self) -> None:
         self._work = 0.0
         self._seconds = 0.0
+        self.work_per_s: float | None = None
+        self.s_per_work: float | None = None
 
     def observe(self, work: float, seconds: float) -> None:
         self._work = _KEEP * self._work + work
         self._seconds = _KEEP * self._seconds + seconds
-
-    @property
-    def work_per_s(self) -> float | None:
-        return self._work / self._seconds if self._seconds > 0 else None
-
-    @property
-    def s_per_work(self) -> float | None:
-        return self._seconds / self._work if self._work > 0 else None
+        self.work_per_s = self._work / self._seconds if self._seconds > 0 else None
+        self.s_per_work = self._seconds / self._work if self._work > 0 else None
 
 
 class NodeAccount:
@@ -137,22 +137,25 @@ class NodeAccount:
         """What it did from the start of the period to ``now``, where the next one starts."""
         self._settle(now)
         period_s = 0.0 if self._begin_s is None else now - self._begin_s
-        num_slots = self.up.num_slots
+        up, num_decoding = self.up, self.num_decoding
+        num_slots, num_waiting = up.num_slots, 0
+        if num_slots is not None and num_slots < num_decoding:
+            num_waiting = num_decoding - num_slots
         if not num_slots:
-            decode_busy = 1.0 if self.num_decoding else 0.0
+            decode_busy = 1.0 if num_decoding else 0.0
         elif period_s > 0:
             decode_busy = min(1.0, self._slot_s / (period_s * num_slots))
         else:
-            decode_busy = self._num_taken / num_slots
+            decode_busy = (num_decoding - num_waiting) / num_slots
         prefill_busy = min(1.0, self._prefill_s / period_s) if period_s > 0 else 0.0
         self.begin(now)
         return NodeLoad(
-            node_id=self.up.node_id,
-            epoch=self.up.epoch,
+            node_id=up.node_id,
+            epoch=up.epoch,
             prefill_busy=prefill_busy,
             decode_busy=decode_busy,
             queued_tokens=self.queued_tokens,
-            num_waiting=0 if num_slots is None else max(0, self.num_decoding - num_slots),
+            num_waiting=num_waiting,
         )
 
     def check(self) -> None:
@@ -161,19 +164,16 @@ class NodeAccount:
         self.touch()
         assert view is None or view == self.view(), f"an old view of {self.up.node_id}"
 
-    @property
-    def _num_taken(self) -> int:
-        """Decode slots in use."""
-        num_slots = self.up.num_slots
-        return self.num_decoding if num_slots is None else min(self.num_decoding, num_slots)
-
     def _settle(self, now: float | None) -> None:
         """Books the time since the last change."""
         if now is None or self._since_s is None or now == self._since_s:
             return
         elapsed_s = now - self._since_s
         if self.num_decoding:
-            self._slot_s += self._num_taken * elapsed_s
+            num_slots, num_taken = self.up.num_slots, self.num_decoding
+            if num_slots is not None and num_slots < num_taken:
+                num_taken = num_slots
+            self._slot_s += num_taken * elapsed_s
         if self.queued_tokens:
             self._prefill_s += elapsed_s
         self._since_s = now

@@ -17,7 +17,7 @@ from prfaas.policy.prediction import PredictionError
 from prfaas.policy.prefix import worthwhile_prefix
 from prfaas.policy.regime import Regime, RegimeBorder
 from prfaas.policy.router_settings import RouterSettings
-from prfaas.policy.survey import Survey, has_room, longest, not_full, spread
+from prfaas.policy.survey import Survey, has_room, longest, preferred, spread
 from prfaas.policy.threshold import ThresholdController
 from prfaas.seams import (
     Candidate,
@@ -225,7 +225,7 @@ class ThresholdRouter(Router):
         link_bps: float = 0.0,
     ) -> Place:
         """The node of a side that is done with the prompt first."""
-        candidates = not_full(survey.remote if offloaded else survey.local)
+        candidates = preferred(survey.remote if offloaded else survey.local)
         num_tokens = survey.request.num_tokens
         places = []
         for candidate in candidates:

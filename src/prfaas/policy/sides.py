@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -73,11 +72,14 @@ class SideMeter:
             view: asked for its clusters only.
             mean_tokens: of the lengths; queues are taken to consist of such requests.
         """
-        num_nodes, queued = Counter[ClusterKind](), Counter[ClusterKind]()
+        num_remote = num_local = remote_tokens = local_tokens = 0
         for cluster in view.clusters():
-            num_nodes[cluster.kind] += cluster.num_prefill
-            queued[cluster.kind] += cluster.queued_tokens
-        num_remote, num_local = num_nodes[ClusterKind.PRFAAS], num_nodes[ClusterKind.PD]
+            if cluster.kind is ClusterKind.PRFAAS:
+                num_remote += cluster.num_prefill
+                remote_tokens += cluster.queued_tokens
+            else:
+                num_local += cluster.num_prefill
+                local_tokens += cluster.queued_tokens
         if not num_remote or not num_local:
             return None
         remote_s = self._remote_s or _prefill_s(self._rates.get(ClusterKind.PRFAAS))
@@ -88,8 +90,8 @@ class SideMeter:
         return Sides(
             remote=PrefillStage(num_nodes=num_remote, prefill_s=remote_s),
             local=PrefillStage(num_nodes=num_local, prefill_s=local_s),
-            remote_queue_s=queued[ClusterKind.PRFAAS] * remote_s(mean) / mean / num_remote,
-            local_queue_s=queued[ClusterKind.PD] * local_s(mean) / mean / num_local,
+            remote_queue_s=remote_tokens * remote_s(mean) / mean / num_remote,
+            local_queue_s=local_tokens * local_s(mean) / mean / num_local,
             is_timed=known is not None,
         )
 

@@ -94,7 +94,7 @@ class Survey:
                 raise self._no_room("prefill")
         if len(decoders) == 1:
             return decoders[0]
-        decoders = not_full(decoders)
+        decoders = preferred(decoders)
         loads = [(c.node.num_active, -c.hit.num_held_tokens) for c in decoders]
         return spread(decoders, loads, self._rng)
 
@@ -124,24 +124,26 @@ class Survey:
 
 def has_room(candidates: Sequence[Candidate]) -> bool:
     """Whether the node of one of them would not refuse a request."""
-    for candidate in candidates:
-        if not candidate.node.is_full:
-            return True
-    return False
+    return any(not candidate.node.is_full for candidate in candidates)
 
 
 def not_full(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Those whose node would not refuse a request; all of them if every node would."""
-    if len(candidates) == 1:
-        return candidates
-    return [c for c in candidates if not c.node.is_full] or candidates
+    """Those whose node would not refuse a request."""
+    return [c for c in candidates if not c.node.is_full]
+
+
+def preferred(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those whose node would not refuse a request, or all of them where every node would."""
+    return candidates if len(candidates) == 1 else not_full(candidates) or candidates
 
 
 def longest(candidates: Sequence[Candidate]) -> int:
     """The longest usable hit among them, tokens."""
     longest_tokens = 0
     for candidate in candidates:
-        longest_tokens = max(longest_tokens, candidate.hit.num_cached_tokens)
+        num_tokens = candidate.hit.num_cached_tokens
+        if num_tokens > longest_tokens:
+            longest_tokens = num_tokens
     return longest_tokens
 
 

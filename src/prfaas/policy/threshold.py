@@ -204,7 +204,7 @@ class ThresholdController:
         for t in (self._threshold_tokens, self._resting_tokens):
             assert type(t) is int, f"t is {t!r}"
             assert low <= t <= high, f"t is {t}, outside {low}..{high}"
-        for part in (self._watch, self._congestion, self._probe, self._feedback):
+        for part in (self._watch, self._congestion, self._probe, self._feedback, self._lengths):
             part.check()
 
     def _clip(self, tokens: int) -> int:

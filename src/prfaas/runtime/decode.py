@@ -211,7 +211,12 @@ class DecodeJob(Job):
     def _transfer_ended(self, ended: Ended) -> None:
         if ended.error is not None:
             is_theirs = ended.by_peer or ended.code is EndCode.EXPIRED
-            self.fail(str(ended.error), at_fault=self._prefill_node if is_theirs else "")
+            # What they call off they have given back; this may be heard before they say so.
+            self.fail(
+                str(ended.error),
+                at_fault=self._prefill_node if is_theirs else "",
+                busy=ended.by_peer and ended.code is EndCode.CANCELLED,
+            )
             self.release()
             return
         if self.is_cancelled:  # too late for the transfer to hear of it

@@ -37,6 +37,8 @@ from prfaas.seams import (
     Delivery,
     Hello,
     NodeDown,
+    NodeView,
+    Plan,
     RoleBalancer,
     RoleChanged,
     Transport,
@@ -94,7 +96,7 @@ class Fleet:
         self._tasks = Tasks()
         self._statuses: dict[NodeId, asyncio.Future[Status]] = {}
         self._resyncing: set[NodeId] = set()
-        self._budgets: dict[WorkerLink, int] = {}
+        self._orders: dict[WorkerLink, SetRole] = {}
         self._num_link_changes = 0
         self._applied = (-1, -1)
         self._is_closed = False
@@ -144,10 +146,13 @@ class Fleet:
     def observe(self, *events: BalancerEvent) -> None:
         """Tells the balancer of load."""
         now = self._clock()
-        for event in events:
-            self._balancer.observe(event, now)
-        # At once: a change of role is known by the epoch of the plan that asked for it first.
-        self._apply_plan()
+        # A change of role is known by the epoch of the plan that asked for it first, so no plan
+        # may be missed: the first event brings what time made due, the others may ask for more.
+        for batch in (events[:1], events[1:]):
+            for event in batch:
+                self._balancer.observe(event, now)
+            if batch:
+                self._apply_plan(now)
 
     def tick(self) -> None:
         """Puts a new plan into force, and gives up workers whose process stands still, which no
@@ -155,7 +160,7 @@ class Fleet:
 
         Counts calls and not seconds: if it is the gateway that stood still, their answers wait.
         """
-        self._apply_plan()
+        self._apply_plan(self._clock())
         for link in tuple(self._links.values()):
             num_ticks = self._num_silent_ticks[link.node_id] = (
                 self._num_silent_ticks[link.node_id] + 1
@@ -195,8 +200,9 @@ class Fleet:
                 f"node {node.node_id!r} came with epoch {node.epoch}, a later one was seen; start "
                 "it with a higher epoch"
             )
+        now = self._clock()
         try:
-            self._balancer.observe(node, self._clock())
+            self._balancer.observe(node, now)
         except PrfaasError:
             self._ledger.node_down(NodeDown(node_id=node.node_id, epoch=node.epoch))
             raise
@@ -204,12 +210,14 @@ class Fleet:
         self._num_link_changes += 1
         self._num_silent_ticks[node.node_id] = 0
         self._tasks.spawn(self._read(link))
-        self._apply_plan()
+        self._apply_plan(now)
 
     async def _read(self, link: WorkerLink) -> None:
         try:
             while True:
                 message = decode(await link.line.receive())
+                if self._links.get(link.node_id) is not link:
+                    return  # it was let go meanwhile, and may be back in another life
                 self._num_silent_ticks[link.node_id] = 0
                 self._dispatch(link, message)
         except (TransportError, RemoteProtocolError) as error:
@@ -286,7 +294,7 @@ class Fleet:
             ),
             now,
         )
-        self._apply_plan()
+        self._apply_plan(now)
         self.changed.set()
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
@@ -298,20 +306,22 @@ class Fleet:
         if self._links.get(link.node_id) is not link:
             return
         del self._links[link.node_id]
-        self._budgets.pop(link, None)
+        self._orders.pop(link, None)
         self._num_link_changes += 1
         self._resyncing.discard(link.node_id)
         status = self._statuses.pop(link.node_id, None)
         if status is not None:
             status.cancel()
         down = NodeDown(node_id=link.node_id, epoch=link.node.epoch)
+        now = self._clock()
         self._ledger.node_down(down)
-        self._balancer.observe(down, self._clock())
+        self._balancer.observe(down, now)
         self._on_lost(link, reason)
-        self._apply_plan()
+        if not self._is_closed:  # else the others are not short of this one
+            self._apply_plan(now)
 
-    def _apply_plan(self) -> None:
-        plan = self._balancer.plan(self._clock())
+    def _apply_plan(self, now: float) -> None:
+        plan = self._balancer.plan(now)
         if self._applied == (plan.epoch, self._num_link_changes):
             return
         self._applied = (plan.epoch, self._num_link_changes)
@@ -319,20 +329,33 @@ class Fleet:
             self._controller.set_band(plan.threshold_band)
         for view in tuple(self._ledger.nodes()):
             link = self._links.get(view.node_id)
-            wanted = plan.roles.get(view.node_id, view.role)
-            budget = plan.prefill_budgets.get(view.node_id, 0)
-            if link is None or (wanted is view.role and budget == self._budgets.get(link, 0)):
+            if link is None:
                 continue
-            order = SetRole(role=wanted.value, plan_epoch=plan.epoch, prefill_budget=budget)
+            last = self._orders.get(link)
+            order = _order(plan, view, last)
+            # What was ordered counts, not only what is seen: an answer may be older than that.
+            if order == last and order.role == view.role.value:
+                continue
+            self._orders[link] = order
             with suppress(TransportError):  # then its reader is about to lose it
                 link.line.post(order)
-            self._budgets[link] = budget
+            wanted = Role(order.role)
             # Work that is sent after this finds the new role in force. A node that gives up what
             # it did before takes none until it says that it is done with that.
             self._ledger.role_changed(view.node_id, wanted)
             if not _contains(wanted, view.role):
                 self._ledger.draining(view.node_id, True)
         self.changed.set()
+
+
+def _order(plan: Plan, view: NodeView, last: SetRole | None) -> SetRole:
+    """What a plan wants of a node, under the epoch of the first plan that wanted this role."""
+    role = plan.roles.get(view.node_id, view.role).value
+    return SetRole(
+        role=role,
+        plan_epoch=plan.epoch if last is None or last.role != role else last.plan_epoch,
+        prefill_budget=plan.prefill_budgets.get(view.node_id, 0),
+    )
 
 
 def _contains(role: Role, other: Role) -> bool:

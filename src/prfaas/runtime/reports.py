@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
+from prfaas.core import Role
 from prfaas.errors import TransportError
 from prfaas.runtime.line import Line
 from prfaas.runtime.messages import (
@@ -51,6 +52,9 @@ class Reports:
         )
         self.cache()  # earlier events are in the snapshot
         self.snapshot(line)
+        conversion = self._node.conversion
+        if conversion.is_draining:
+            line.post(_role_set(conversion.role, conversion.plan_epoch, ChangePhase.STARTED))
         self._gateways.add(line)
 
     def remove(self, line: Line) -> None:
@@ -93,7 +97,7 @@ class Reports:
 
     def role(self, plan_epoch: int, phase: ChangePhase) -> None:
         """The role that is in force, after a plan asked for one."""
-        self._tell(RoleSet(role=self._node.role.value, plan_epoch=plan_epoch, phase=phase.value))
+        self._tell(_role_set(self._node.role, plan_epoch, phase))
 
     def status(self, line: Line, num_jobs: int) -> None:
         """Counts and configuration, for whoever asks."""
@@ -109,3 +113,7 @@ class Reports:
         for line in self._gateways:
             with suppress(TransportError):  # its reader is about to remove it
                 line.post(message)
+
+
+def _role_set(role: Role, plan_epoch: int, phase: ChangePhase) -> RoleSet:
+    return RoleSet(role=role.value, plan_epoch=plan_epoch, phase=phase.value)

@@ -242,21 +242,23 @@ class Worker:
         return all(job.is_allowed for job in self._jobs.values())
 
     def _check_drained(self) -> None:
-        if self._node.conversion.is_draining and not self._is_converting and self._is_drained:
+        is_due = self._node.conversion.is_draining and self._is_drained
+        if is_due and not self._is_converting and not self._is_closing:
             self._is_converting = True
             self._tasks.spawn(self._until_it_fails(self._convert()))
 
     async def _convert(self) -> None:
-        node, role = self._node, self._node.role
+        node = self._node
         try:
-            if self._on_role is not None:
-                await node.in_engine(partial(self._on_role, role))
+            # Other roles, and work for them, may come before this begins and while it rebuilds.
+            while node.conversion.is_draining and self._is_drained:
+                role = node.role
+                if self._on_role is not None:
+                    await node.in_engine(partial(self._on_role, role))
+                if node.role is role and self._is_drained:
+                    self._reports.role(node.conversion.drained(), ChangePhase.DONE)
         finally:
             self._is_converting = False
-        if node.role is role:
-            self._reports.role(node.conversion.drained(), ChangePhase.DONE)
-        else:  # called back meanwhile
-            self._check_drained()
 
     def _admit(self, line: Line, work: Work) -> None:
         refusal, busy = self._refusal(work), True

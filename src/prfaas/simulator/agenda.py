@@ -16,11 +16,12 @@ _TOLERANCE_S = 1e-9
 class Call(simpy.Event):
     """A call at a point of simulated time; it gets itself as its argument."""
 
+    _ok = True  # of the class: every call is a success, and tells nothing
+    _value: Any = None
+
     def __init__(self, env: simpy.Environment, call: Callable[[Call], None]) -> None:
         self.env = env
         self.callbacks = [call]
-        self._value: Any = None
-        self._ok = True
 
     def cancel(self) -> None:
         """Nothing happens when its time comes. Idempotent."""
@@ -55,16 +56,20 @@ class Agenda:
 
     def at(self, time_s: float, call: Callable[[Call], None]) -> Call:
         """Calls at ``time_s``, or now if that is past."""
-        env = self._env
-        event = Call(env, call)
-        env.schedule(event, delay=max(0.0, time_s - self.now))
+        event = Call(self._env, call)
+        delay_s = time_s - self.now
+        self._env.schedule(event, delay=delay_s if delay_s > 0 else 0.0)
         return event
 
-    def step(self) -> None:
-        """Makes the next call; there must be one."""
+    def step(self, until_s: float = math.inf) -> bool:
+        """Makes the next call, of which there must be one; False if it is due after ``until_s``."""
+        due_s = self._env.peek()
+        if due_s > until_s:
+            return False
         self.num_calls += 1
-        self.now = self._env.peek()  # an attribute, since everybody reads it all the time
+        self.now = due_s  # an attribute, since everybody reads it all the time
         self._env.step()
+        return True
 
 
 class Job:
@@ -159,8 +164,9 @@ class Progress:
 
     def _advance(self) -> None:
         now = self._agenda.now
-        self._value += self._rate * (now - self._since_s)
-        self._since_s = now
+        if now != self._since_s:
+            self._value += self._rate * (now - self._since_s)
+            self._since_s = now
 
     def _arm(self) -> None:
         """Makes sure of a wake-up no later than the next end; an early one does no harm."""

@@ -87,8 +87,7 @@ class RequestLog:
         self.endings = array("b")
         self.times = {name: array("d") for name in _TIMES}
         self.counts = {name: array("q") for name in _COUNTS}
-        self._time_columns = tuple(self.times.values())
-        self._count_columns = tuple(self.counts.values())
+        self._columns: tuple[array[Any], ...] = (*self.times.values(), *self.counts.values())
         self.prefill_nodes: list[NodeId | None] = []
         self.decode_nodes: list[NodeId | None] = []
 
@@ -102,7 +101,7 @@ class RequestLog:
         self.endings.append(_ENDINGS.index(ending))
         start_s, prefilled_s = flight.prefill_start_s, flight.prefilled_s
         landed_s, decode_s = flight.landed_s, flight.decode_start_s
-        times = (
+        row = (
             flight.arrived_s,
             now,
             start_s - flight.arrived_s,
@@ -110,10 +109,6 @@ class RequestLog:
             landed_s - prefilled_s,
             decode_s - landed_s,
             now - decode_s,
-        )
-        for time_column, seconds in zip(self._time_columns, times, strict=True):
-            time_column.append(seconds)
-        counts = (
             arrival.num_tokens,
             arrival.output_tokens,
             flight.cached_tokens,
@@ -121,8 +116,8 @@ class RequestLog:
             flight.crossing_bytes,
             flight.num_attempts,
         )
-        for count_column, count in zip(self._count_columns, counts, strict=True):
-            count_column.append(count)
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
         self.prefill_nodes.append(flight.prefill.node_id if flight.prefill else None)
         self.decode_nodes.append(flight.decode.node_id if flight.decode else None)
 

@@ -165,8 +165,8 @@ class Simulation:
         """Goes on to the end, or to ``until_s``."""
         agenda, flights = self.agenda, self.gateway.flights
         end_s = math.inf if until_s is None else until_s
-        while (flights or not self.is_over) and not self._is_stalled and agenda.next_s <= end_s:
-            agenda.step()
+        while (flights or not self.is_over) and not self._is_stalled and agenda.step(end_s):
+            pass
 
     def check(self) -> None:
         """Asserts that every request is in exactly one place."""
