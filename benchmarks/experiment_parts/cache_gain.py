@@ -33,11 +33,13 @@ class Grid:
 
 FULL = Grid(
     num_requests=4000,
-    extra_prefill=(-1, 0, 1),
-    rate_shares=(0.75, 0.85, 0.95),
+    extra_prefill=(0, 1),
+    rate_shares=(0.75, 0.8, 0.85, 0.9),
     t_shares=(1.0, 1.25, 1.5),
 )
-QUICK = Grid(num_requests=1000, extra_prefill=(0,), rate_shares=(0.75, 0.85), t_shares=(1.0, 1.25))
+QUICK = Grid(
+    num_requests=1000, extra_prefill=(0,), rate_shares=(0.75, 0.8, 0.85), t_shares=(1.0, 1.25)
+)
 
 
 def tasks(path: str | None, grid: Grid) -> list[tuple[str, Task]]:

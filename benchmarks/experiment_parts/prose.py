@@ -4,16 +4,18 @@ from __future__ import annotations
 
 HEAD = """# Experiments
 
-Made by `{command}`. Everything here is a simulation: the routers, controllers and balancers are the
-servers' own, the nodes are the reconstructed latencies of the case study in arXiv 2604.15039
-(model `{model}`, 8 GPUs per instance, 20 decode slots of 25 ms, 1024 output tokens unless said
-otherwise). The limit of 4 H200 + 8 H20 is {limit:.2f} req/s by the capacity model in expectation
-form; every rate that is "of the own limit" is of the deployment's own.
+Made by `{command}`.
+
+Everything here is a simulation: the routers, controllers and balancers are the servers' own, the
+nodes are the reconstructed latencies of the case study in arXiv 2604.15039 (model `{model}`, 8 GPUs
+per instance, 20 decode slots of 25 ms, 1024 output tokens unless said otherwise). The limit of 4
+H200 + 8 H20 is {limit:.2f} req/s by the capacity model in expectation form; a rate "of the own
+limit" is of the deployment's own.
 
 Conversations: {trace}.
 
 - Queues are finite (64 requests a node, {waiting} more at the gateway) and clients give up after
-  {timeout:.0f} s. Closed loops have {clients} clients.
+  {timeout:.0f} s. Closed loops have {clients} clients, {link_clients} where the link is slow.
 - All latencies, and the 10 s and 30 s that make a request good, run until decoding begins: the TTFT
   and the wait for a decode slot.
 - Cost is hours of an H20 instance per 1000 good requests; an H200 instance counts as two.
@@ -30,8 +32,9 @@ LADDER = """
 - At saturation every policy that keeps both prefill sides busy serves the same within a few per
   cent. While nothing changes, the paper's rule with the right t is as good as anything, and least
   predicted finish, which has no length rule at all, is as good as the paper's rule.
-- Near the limit an adaptive t costs latency against the exact one: it follows the luck of the
-  lengths that it saw last. Max-weight has no such lag, for it looks at queues and not at lengths.
+- Near the limit an adaptive t is usually slower than the exact one, and steadier where the sample
+  is unlucky for that; four seeds cannot tell their means apart. Max-weight, which looks at queues
+  and not at lengths, is faster than both.
 - The upper rungs pay when something changes. Nobody has to know t or the roles then.
 - Homogeneous clusters of equal cost serve less per price, but not by as much as those of equal
   count.
@@ -40,7 +43,9 @@ LADDER = """
 SCENARIOS = {
     "steady": "Poisson arrivals.",
     "saturated": "A closed loop with low-discrepancy lengths: only throughput means something.",
-    "bursts": "Three times the mean rate for 20 s, silence for 40 s, on average 0.7 of the limit.",
+    "bursts": "Three times the mean rate for 20 s, silence for 40 s, on average 0.7 of the limit: "
+    "twice the limit while it lasts. Bursts fall elsewhere at another rate, so compare within one "
+    "hardware only.",
     "link drop": "Poisson at half of the limit; counted while the link has 5 of its 100 Gbps.",
     "diurnal": "Lengths swing from x1 to x2 to x0.5 at 0.6 of the mean limit.",
     "failure": "0.6 of the limit; two nodes are gone for 10 minutes; 20 minutes are counted.",

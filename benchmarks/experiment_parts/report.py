@@ -68,6 +68,7 @@ def _page(found: Findings, path: str | None, drop: Mapping[str, Outcome]) -> str
             timeout=scenarios.TIMEOUT_S,
             waiting=scenarios.MAX_WAITING,
             clients=scenarios.NUM_CLIENTS,
+            link_clients=goals.LINK_CLIENTS,
             model=SPEC.name,
         ),
         "## Goals\n",
@@ -95,7 +96,7 @@ def _page(found: Findings, path: str | None, drop: Mapping[str, Outcome]) -> str
         "## Runs behind the goals\n",
         _runs(found),
     ]
-    return "\n".join(parts)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
