@@ -7,6 +7,7 @@ import pytest
 
 from fluid import (
     BAND,
+    DRAIN_S,
     EAGER,
     LENGTHS,
     LOCAL,
@@ -169,6 +170,57 @@ def test_a_mixed_node_that_restarts_decodes() -> None:
     fluid.come_up(swing, Role.MIXED)
     assert fluid.plan().roles[swing] is Role.DECODE
     balancer_of(fluid)
+
+
+@pytest.mark.parametrize("how", ["fails", "is taken back"])
+def test_a_node_that_did_not_get_out_of_mixed_is_asked_again(how: str) -> None:
+    fluid = swinging("mixed", backoff_s=300.0)
+    ((swing, _),) = fluid.plan().prefill_budgets.items()
+    fluid.drain_s = lambda role: None
+    while not fluid.changing:
+        fluid.run(1, 1.5)
+    assert fluid.changing.keys() == {swing}
+    if how == "fails":
+        fluid.tell(swing, fluid.plan().epoch, Role.MIXED, ChangePhase.FAILED)
+    else:  # all others that prefill go, so it is needed for that
+        others = [n for n, role in fluid.roles.items() if role is Role.PREFILL]
+        for node_id in others:
+            fluid.go_down(node_id)
+        assert fluid.plan().roles[swing] is Role.MIXED
+        for node_id in others:
+            fluid.come_up(node_id, Role.PREFILL)
+    assert fluid.plan().roles[swing] is Role.MIXED
+    assert fluid.plan().prefill_budgets == {}
+    fluid.changing.clear()
+    fluid.drain_s = DRAIN_S.get
+    if how == "fails":
+        fluid.run(280, 1.5)
+        assert fluid.plan().roles[swing] is Role.MIXED
+    fluid.run(80, 1.5)
+    assert fluid.roles[swing] is Role.DECODE
+    assert fluid.plan().roles[swing] is Role.DECODE
+    balancer_of(fluid)
+
+
+def test_a_stray_node_takes_the_role_that_nobody_else_has() -> None:
+    fluid = Fluid(make_balancer(1, LOCAL[:2], **EAGER), nodes=LOCAL[:2], num_remote=0)
+    planned = balancer_of(fluid)._planned
+    planned._planned[LOCAL[1]] = Role.MIXED
+    assert planned.stray(LOCAL[:2], None, 0.0) == {LOCAL[1]: Role.DECODE}
+    assert planned.stray(LOCAL[:2], LOCAL[1], 0.0) == {}
+    planned._planned |= {LOCAL[0]: Role.DECODE}
+    assert planned.stray(LOCAL[:2], None, 0.0) == {LOCAL[1]: Role.PREFILL}
+    planned._planned |= {LOCAL[0]: Role.MIXED, LOCAL[1]: Role.PREFILL}
+    assert planned.stray(LOCAL[:2], None, 0.0) == {LOCAL[0]: Role.DECODE}
+
+
+def test_a_node_that_is_configured_mixed_stays_so() -> None:
+    balancer = ThroughputBalancer(
+        SPEC, baseline=split_roles(3) | {LOCAL[7]: Role.MIXED}, band=BAND, num_slots=20
+    )
+    fluid = Fluid(balancer)
+    fluid.run(200, 2.0)
+    assert fluid.plan().roles[LOCAL[7]] is Role.MIXED
 
 
 def test_auto_takes_what_nets_more() -> None:

@@ -107,6 +107,22 @@ def test_progress_agrees_with_small_steps(jobs):
     assert ends == {i: pytest.approx(at_s, rel=1e-6, abs=1e-6) for i, at_s in expected.items()}
 
 
+@pytest.mark.parametrize("start_s", [3e7, 1.7e9, 1e12])
+def test_work_ends_however_late_it_is(start_s):
+    """At 1.7e9 s, as clocks count them, floats are 2e-7 s apart."""
+    for seed in range(50):
+        rng, agenda, done = Random(seed), Agenda(), []
+        progress = Progress(agenda, done.append)
+        progress.set_rate(rng.uniform(0.1, 1e11))
+        at_s = start_s + rng.random()
+        agenda.at(at_s, lambda _, p=progress, r=rng: p.add(p.rate * r.uniform(0.1, 9), "job"))
+        for _ in range(10):
+            if len(agenda):
+                agenda.step()
+        assert done == ["job"]
+        assert at_s < agenda.now < at_s + 9.001
+
+
 def test_flows_share_the_link_and_an_outage_stops_them():
     agenda, ends = Agenda(), {}
     link = FluidLink(agenda, ((0.0, 80.0), (4.0, 0.0), (6.0, 8.0)))  # bits/s

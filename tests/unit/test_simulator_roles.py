@@ -273,6 +273,29 @@ def test_a_pool_without_room_makes_prompts_wait_and_one_that_is_too_small_fails_
     assert at_rest(machine._ledger)
 
 
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_a_crash_that_moves_a_second_request_ends_it_once(max_attempts):
+    """Both decode on the node that crashes. The first one's rows then leave the prefill node, which
+    finds that the second one never fits there."""
+    pool_bytes = int(3.2 * SPEC.kv_bytes(30_000))
+    nodes = (
+        node("remote", Role.PREFILL, prefill=slow, pool_bytes=pool_bytes),
+        node("decode", Role.DECODE),
+    )
+    world = scenario(
+        nodes,
+        link=SimulatedLink(schedule=((0.0, 1e8),)),
+        failures=[Failure(at_s=5.0, node_id="decode", for_s=3.0)],
+        max_attempts=max_attempts,
+    )
+    simulation = simulator(world, 0).begin([one(25_000, name="a"), one(120_000, name="b")])
+    result = stepped(simulation)
+    attempts = {r.request_id: (r.ending, r.num_attempts) for r in result.records()}
+    first = Ending.OK if max_attempts > 1 else Ending.FAILED
+    assert attempts == {"a": (first, max_attempts), "b": (Ending.FAILED, max_attempts)}
+    assert result.counters["pool_too_small"] == max_attempts
+
+
 def test_done_is_told_with_the_epoch_of_the_plan_that_asked():
     balancer = Script((2.0, {}), (3.0, {"decode1": Role.PREFILL}), (4.0, {"decode1": Role.PREFILL}))
     machine = simulator(scenario(clusters(0, 1, 2), link=None), balancer=balancer)

@@ -366,6 +366,17 @@ def test_the_correction_is_bounded_and_comes_back_at_once() -> None:
     assert t.update(view, 120.0) == down[-1]
 
 
+def test_what_waits_for_the_link_is_a_queue_of_the_remote_side() -> None:
+    """Else a long local queue would send ever more over a link that is behind already."""
+    for backlog_s, is_lowered in ((0, True), (60, False)):
+        view, t = SignalView(link_bps=5 * GBPS), controller()
+        base = t.update(view, 0.0)
+        view.queued_tokens[ClusterKind.PD] = 10**6  # some 40 s per node
+        view.backlog_bytes = int(backlog_s * 5 * GBPS / 8)
+        lowest = min(t.update(view, float(second)) for second in range(1, 15))
+        assert (lowest < base) is is_lowered
+
+
 def test_at_the_bands_edge_the_correction_does_not_wind_up() -> None:
     view, t = SignalView(link_bps=100 * GBPS), controller()
     base = t.update(view, 0.0)

@@ -106,6 +106,20 @@ class PlannedRoles:
         if self._planned.get(node_id) is Role.MIXED:
             self._planned[node_id] = Role.DECODE
 
+    def stray(self, ids: Iterable[NodeId], swing: NodeId | None, now: float) -> dict[NodeId, Role]:
+        """The first node that is left MIXED although nobody configured that and it is not the
+        swing node, with a role of its own: the change that should have ended its sharing did not
+        come about. That is its configured role, or the other
+        one if nobody else has that."""
+        ids = sorted(ids)
+        for node_id in ids:
+            home = self.nodes.configured(self.nodes[node_id])
+            is_stray = self._planned[node_id] is Role.MIXED is not home and node_id != swing
+            if is_stray and self.changes.may_try(node_id, now):
+                other = Role.DECODE if home is Role.PREFILL else Role.PREFILL
+                return {node_id: home if self.can_serve(ids, {node_id: home}) else other}
+        return {}
+
     def homecoming(self, ids: Iterable[NodeId], now: float) -> dict[NodeId, Role]:
         """The first node that is away from its configured role and can be spared, with that."""
         ids = sorted(ids)

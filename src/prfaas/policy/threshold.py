@@ -245,7 +245,8 @@ class ThresholdController:
         is_settled = sides.is_timed and not self._is_moving
         low, high = self._band
         self._is_moving |= self._feedback.tick(
-            sides.remote_queue_s,
+            # What is sent away waits for its nodes or for the link, whichever is the longer.
+            max(sides.remote_queue_s, self._watch.backlog_s),
             sides.local_queue_s,
             can_rise=is_settled and self._resting_tokens < min(high, self._lengths.longest),
             can_fall=is_settled and self._resting_tokens > low,

@@ -75,7 +75,7 @@ class ThresholdSettings:
     probe_requests: int = 4
     probe_bytes: int = 4 * 1024**3
     queue_gap_s: float = 2.0
-    correction_step: float = 0.01
+    correction_step: float = 0.02
     max_correction: float = 0.7
 
     def __attrs_post_init__(self) -> None:

@@ -273,6 +273,8 @@ class ThroughputBalancer(RoleBalancer):
                 if not self._changes.pending(ids):
                     self._ask(self._planned.homecoming(ids, self._now))
             else:
+                if not self._changes.pending(ids):
+                    self._ask(self._planned.stray(ids, state.swing_node, self._now))
                 nodes = self._planned.split(ids, state.swing_node)
                 case = self._measurements.situation(ups, nodes, self._band, self._now)
                 self._ask({} if case is None else state.decide(case))

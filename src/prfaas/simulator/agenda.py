@@ -10,7 +10,8 @@ from typing import Any
 import simpy
 
 _TOLERANCE_S = 1e-9
-"""Work that is this close to its end is done: floats do not meet exactly."""
+"""Work that is this close to its end is done: floats do not meet exactly. Where ``now`` is so late
+that it cannot tell such times apart, twice its own step is as close as work can get."""
 
 
 class Call(simpy.Event):
@@ -185,7 +186,8 @@ class Progress:
     def _fire(self, _: Call) -> None:
         self._wake = None
         self._advance()
-        heap, reached = self._heap, self._value + self._rate * _TOLERANCE_S
+        close_s = max(_TOLERANCE_S, 2 * math.ulp(self._agenda.now))
+        heap, reached = self._heap, self._value + self._rate * close_s
         done = []
         while heap and (heap[0][0] <= reached or heap[0][2].item is None):
             job = heappop(heap)[2]

@@ -158,7 +158,8 @@ class Gateway:
 
     def lose(self, node: Node) -> None:
         for flight in tuple(node.jobs):
-            self._retry_later(flight, node, busy=False)
+            if flight in node.jobs:  # what the one before let go of may have moved it
+                self._retry_later(flight, node, busy=False)
         for flight in tuple(self.flights.values()):
             if flight.place is Place.PREFIX and flight.prefix_source is node:
                 self._stop(flight)
