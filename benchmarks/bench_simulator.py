@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from _common import emit, parser
-from prfaas.capacity import LogNormalLengths, PrefillProfile
 from prfaas.core import BlockHash, ClusterId, ClusterKind, NodeId, RequestId, Role
+from prfaas.paper.profiles import H20, H200, LENGTHS
 from prfaas.policy import (
     LoadLedger,
     ThresholdController,
@@ -35,20 +35,6 @@ from prfaas.spec import preset
 from prfaas.workload import Arrival
 
 SPEC = preset("paper-1t")
-LENGTHS = LogNormalLengths(mu=9.90, sigma=1.00, min_tokens=128, max_tokens=131_072)
-H200 = PrefillProfile(
-    (
-        (1024, 0.44),
-        (8192, 0.72),
-        (16_000, 1.10),
-        (32_000, 1.84),
-        (64_000, 3.48),
-        (130_000, 7.40),
-    )
-)
-H20 = PrefillProfile.sampled(
-    lambda n: 0.460 + 1.306e-4 * n + 2.855e-10 * n * n, range(0, 131_073, 512)
-)
 T = 19_400
 RPS_PER_NODE = 0.8 * 3.153 / 12
 BLOCK_SIZE = 512

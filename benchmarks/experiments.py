@@ -1,6 +1,6 @@
 """Simulated experiments: the ablation ladder, and the goals of the policies.
 
---quick takes a minute and prints the ratios; without it every row is made, on two processes. With
+--quick prints the ratios in half a minute; without it every row is made, on two processes. With
 --report FOLDER the rows become FOLDER/experiments.md and pictures in FOLDER/experiments. Without
 --trace, synthetic conversations stand in for the conversation trace, and every output says so.
 """

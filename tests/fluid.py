@@ -9,8 +9,8 @@ from random import Random
 
 import attrs
 
-from prfaas.capacity import PrefillProfile
 from prfaas.core import ClusterId, ClusterKind, NodeId, Role
+from prfaas.paper.profiles import H20, H200
 from prfaas.policy import (
     BalancerSettings,
     SplitLoad,
@@ -31,20 +31,6 @@ from prfaas.seams import (
 )
 from prfaas.spec import preset
 
-# The reconstructed profile of the case study in arXiv 2604.15039; see test_capacity.
-H200 = PrefillProfile(
-    (
-        (1024, 0.44),
-        (8192, 0.72),
-        (16_000, 1.10),
-        (32_000, 1.84),
-        (64_000, 3.48),
-        (130_000, 7.40),
-    )
-)
-H20 = PrefillProfile.sampled(
-    lambda n: 0.460 + 1.306e-4 * n + 2.855e-10 * n * n, range(0, 131_073, 512)
-)
 SPEC = preset("paper-1t")
 SLOTS, STEP_S, OUTPUT = 20, 0.025, 1024
 LENGTHS = lognormal_quantiles(num=512)

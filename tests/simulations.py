@@ -9,8 +9,8 @@ from random import Random
 
 import attrs
 
-from prfaas.capacity import LogNormalLengths, PrefillProfile
 from prfaas.core import ClusterId, ClusterKind, NodeId, RequestId, Role
+from prfaas.paper.profiles import H20, H200, LENGTHS
 from prfaas.policy import LoadLedger, ThresholdController, ThresholdRouter, ThresholdSettings
 from prfaas.seams import (
     BalancerEvent,
@@ -33,22 +33,7 @@ from prfaas.spec import preset
 from prfaas.workload import Arrival
 
 SPEC = preset("paper-1t")
-LENGTHS = LogNormalLengths(mu=9.90, sigma=1.00, min_tokens=128, max_tokens=131_072)
 T = 19_400
-# Table 5 of the paper, with two further H200 points and the H20 curve fitted to its Table 6.
-H200 = PrefillProfile(
-    (
-        (1024, 0.44),
-        (8192, 0.72),
-        (16_000, 1.10),
-        (32_000, 1.84),
-        (64_000, 3.48),
-        (130_000, 7.40),
-    )
-)
-H20 = PrefillProfile.sampled(
-    lambda n: 0.460 + 1.306e-4 * n + 2.855e-10 * n * n, range(0, 131_073, 512)
-)
 PD, REMOTE = ClusterId("pd"), ClusterId("prfaas")
 EVERYTHING = 1 << 20
 """A threshold that no prompt exceeds."""

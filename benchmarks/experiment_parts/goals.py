@@ -70,7 +70,7 @@ def closed_link_drop(
 
 def link_drop_t_only(name: str = "adaptive", *, quick: bool = False) -> Outcome:
     """At fixed roles, from a minute after the drop on."""
-    for_s = 600.0 if quick else 1800.0
+    for_s = 1200.0 if quick else 1800.0
     return closed_link_drop(
         POLICIES[name], drop_s=120.0 if quick else 600.0, from_s=60.0, for_s=for_s
     )
@@ -78,7 +78,7 @@ def link_drop_t_only(name: str = "adaptive", *, quick: bool = False) -> Outcome:
 
 def link_drop_full(name: str = "balancer", *, quick: bool = False, back_s: float = 0.0) -> Outcome:
     """With a balancer, from ten minutes after the drop on."""
-    for_s = 600.0 if quick else 1800.0
+    for_s = 1200.0 if quick else 1800.0
     return closed_link_drop(
         POLICIES[name],
         drop_s=120.0 if quick else 600.0,

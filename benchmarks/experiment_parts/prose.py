@@ -57,8 +57,6 @@ LINK = """
 A closed loop; dotted is what the capacity model allows (mean form). A fixed t loses what the link
 no longer carries. Moving t alone recovers what is possible with the old roles, and the balancer
 the rest. The line of t is ragged because the controller backs off from a full link and returns.
-Where the link's backlog of a policy creeps up, local prefill runs dry meanwhile: the controller's
-feedback compares prefill queues and does not see what waits on the link.
 """
 
 DAY = """

@@ -12,12 +12,12 @@ import pytest
 from prfaas.capacity import (
     Deployment,
     LogNormalLengths,
-    PrefillProfile,
     RateForm,
     best_threshold,
 )
 from prfaas.core import ClusterId, ClusterKind, NodeId, RequestId, Role
 from prfaas.errors import CapacityError, ConfigError
+from prfaas.paper.profiles import H20, H200
 from prfaas.policy import LoadLedger, MaxWeightRouter, MaxWeightSettings
 from prfaas.seams import (
     Candidate,
@@ -38,21 +38,6 @@ from prfaas.testing.router import StillView, check_router
 SPEC = preset("paper-1t")
 PRFAAS, PD = ClusterId("prfaas"), ClusterId("pd")
 R1, R2, P1, P2, D1, D2 = (NodeId(name) for name in ("r1", "r2", "p1", "p2", "d1", "d2"))
-
-# Table 5 of the paper, two further H200 points, and the H20 curve fitted to its Table 6.
-H200 = PrefillProfile(
-    (
-        (1024, 0.44),
-        (8192, 0.72),
-        (16_000, 1.10),
-        (32_000, 1.84),
-        (64_000, 3.48),
-        (130_000, 7.40),
-    )
-)
-H20 = PrefillProfile.sampled(
-    lambda n: 0.460 + 1.306e-4 * n + 2.855e-10 * n * n, range(0, 131_073, 512)
-)
 
 
 def h200(num_tokens: int, num_cached_tokens: int = 0) -> float:

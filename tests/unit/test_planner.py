@@ -11,7 +11,6 @@ import pytest
 from prfaas.capacity import (
     Deployment,
     EmpiricalLengths,
-    LogNormalLengths,
     Objective,
     PlanningCluster,
     PlanningProblem,
@@ -25,22 +24,9 @@ from prfaas.capacity import (
 from prfaas.capacity.fleet import Fleet, LoadTable
 from prfaas.core import ClusterKind
 from prfaas.errors import ConfigError
+from prfaas.paper.profiles import H20, H200, LENGTHS
 from prfaas.spec import preset
 
-H200 = PrefillProfile(
-    (
-        (1024, 0.44),
-        (8192, 0.72),
-        (16_000, 1.10),
-        (32_000, 1.84),
-        (64_000, 3.48),
-        (130_000, 7.40),
-    )
-)
-H20 = PrefillProfile.sampled(
-    lambda n: 0.460 + 1.306e-4 * n + 2.855e-10 * n * n, range(0, 131_073, 512)
-)
-LENGTHS = LogNormalLengths(mu=9.90, sigma=1.00, min_tokens=128, max_tokens=131_072)
 FAST = System(name="H200", prefill=H200, num_gpus=8, price_per_hour=2.0)
 PLAIN = System(
     name="H20", prefill=H20, num_gpus=8, price_per_hour=1.0, decode_step_s=0.025, batch_size=20

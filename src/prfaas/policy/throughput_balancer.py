@@ -329,9 +329,6 @@ class ThroughputBalancer(RoleBalancer):
     def _cluster(self, name: ClusterId) -> ClusterBalancer:
         return self._clusters.setdefault(name, ClusterBalancer(self._settings))
 
-    def _pd_nodes(self) -> list[NodeUp]:
-        return [up for ups in self._nodes.pd_clusters().values() for up in ups]
-
     def _swings(self) -> list[tuple[list[NodeId], Swing]]:
         found = []
         for name, ups in self._nodes.pd_clusters().items():
