@@ -17,8 +17,14 @@ ARMS = {
     "least predicted finish": "least_finish",
     "adaptive t + prefix transfers": "abundant",
     "max-weight": "max_weight",
+    "max-weight + prefix transfers": "max_weight_prefixes",
 }
-PAPER, CACHE_AWARE = "paper, best fixed t", ("adaptive t + prefix transfers", "max-weight")
+PAPER = "paper, best fixed t"
+CACHE_AWARE = (
+    "adaptive t + prefix transfers",
+    "max-weight",
+    "max-weight + prefix transfers",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +40,7 @@ class Grid:
 FULL = Grid(
     num_requests=4000,
     extra_prefill=(0, 1),
-    rate_shares=(0.75, 0.8, 0.85, 0.9),
+    rate_shares=(0.75, 0.8, 0.85, 0.875, 0.9),
     t_shares=(1.0, 1.25, 1.5),
 )
 QUICK = Grid(

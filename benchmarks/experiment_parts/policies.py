@@ -50,7 +50,8 @@ class Policy:
         threshold: a number; ``static`` for the optimum of the mean conditions; ``adaptive`` for
             the controller.
         num_prefill: N_p; None for the optimum of the mean conditions.
-        prefix_transfers: the paper's rule for an abundant link.
+        prefix_transfers: the paper's rule for an abundant link; with ``max-weight`` prefixes as
+            further choices.
         balancer: ``fixed``, ``off`` (whole nodes), ``slices``, ``mixed`` or ``auto``.
     """
 
@@ -77,6 +78,9 @@ POLICIES: Mapping[str, Policy] = {
     "adaptive": Policy(title="adaptive t"),
     "abundant": Policy(title="adaptive t + prefix transfers", prefix_transfers=True),
     "max_weight": Policy(title="max-weight", router="max-weight"),
+    "max_weight_prefixes": Policy(
+        title="max-weight + prefix transfers", router="max-weight", prefix_transfers=True
+    ),
     "balancer": Policy(
         title="adaptive t + prefix transfers + balancer", prefix_transfers=True, balancer="off"
     ),
@@ -196,7 +200,7 @@ def _router(policy: Policy, world: Scenario, controller: ThresholdController) ->
     if policy.router == "threshold":
         settings = RouterSettings(prefix_transfers=policy.prefix_transfers)
         return ThresholdRouter(world.spec, controller, settings=settings, profiles=PROFILES)
-    weights = MaxWeightSettings()
+    weights = MaxWeightSettings(prefix_transfers=policy.prefix_transfers)
     if policy.router == "least-finish":
         weights = MaxWeightSettings(weight_per_s=0.0)
     return MaxWeightRouter(

@@ -214,6 +214,19 @@ def test_a_stray_node_takes_the_role_that_nobody_else_has() -> None:
     assert planned.stray(LOCAL[:2], None, 0.0) == {LOCAL[0]: Role.DECODE}
 
 
+def test_a_stray_node_waits_for_the_change_of_another_one() -> None:
+    settings = STEADY | {"change_deadline_s": 1000.0}
+    fluid = Fluid(make_balancer(2, **settings), drain_s=lambda role: None)
+    while not fluid.changing:
+        fluid.run(1, 2.9)
+    (changing,) = fluid.changing
+    stray = next(n for n, role in fluid.roles.items() if role is Role.DECODE and n != changing)
+    balancer_of(fluid)._planned._planned[stray] = Role.MIXED
+    for _ in range(3):
+        fluid.run(10, 2.9)
+        assert [change.node_id for change in balancer_of(fluid).changes()] == [changing]
+
+
 def test_a_node_that_is_configured_mixed_stays_so() -> None:
     balancer = ThroughputBalancer(
         SPEC, baseline=split_roles(3) | {LOCAL[7]: Role.MIXED}, band=BAND, num_slots=20

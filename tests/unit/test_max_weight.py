@@ -19,6 +19,8 @@ from prfaas.core import ClusterId, ClusterKind, NodeId, RequestId, Role
 from prfaas.errors import CapacityError, ConfigError
 from prfaas.paper.profiles import H20, H200
 from prfaas.policy import LoadLedger, MaxWeightRouter, MaxWeightSettings
+from prfaas.policy.prefix import PrefixSources
+from prfaas.policy.survey import Survey
 from prfaas.seams import (
     Candidate,
     ClusterLoad,
@@ -92,6 +94,9 @@ def route(
 def test_the_router_conforms() -> None:
     check_router(make_router)
     check_router(lambda: MaxWeightRouter(SPEC))
+    settings = MaxWeightSettings(prefix_transfers=True)
+    check_router(lambda: make_router(settings=settings))
+    check_router(lambda: MaxWeightRouter(SPEC, settings=settings))
 
 
 def test_with_nothing_queued_the_least_ttft_wins() -> None:
@@ -290,6 +295,8 @@ def test_errors_of_prediction_are_counted() -> None:
         {"link_bps": 0.0},
         {"tokens_per_s": math.nan},
         {"period_s": -0.1},
+        {"setup_s": -0.1},
+        {"setup_s": math.inf},
     ],
 )
 def test_settings_are_checked(wrong: dict[str, float]) -> None:
@@ -319,6 +326,164 @@ def test_it_reads_the_ledger() -> None:
         places[decision.offloaded] += 1
     # An H200 does 30,000 tokens in 1.75 s, an H20 in 4.6 s, and there are two of those.
     assert 15 <= places[False] <= 35
+
+
+def fetching(**options: object) -> MaxWeightRouter:
+    settings = MaxWeightSettings(prefix_transfers=True, **options)  # type: ignore[arg-type]
+    return make_router(settings=settings)
+
+
+def moved(decision: RoutingDecision) -> tuple[NodeId | None, NodeId, int]:
+    return decision.prefix_node, decision.prefill_node, decision.prefix_tokens
+
+
+def pulling(**options: object) -> StillView:
+    """R1 has most of a prompt and a long queue; P1 has nothing, and nothing to do."""
+    nodes = (queued(R1, 40, 20_000), node(P1), node(D1))
+    return view(*nodes, **{"hits": {R1: 51_200}, **options})  # type: ignore[arg-type]
+
+
+def test_a_prefix_comes_over_the_link_where_that_is_cheaper_than_to_compute_it() -> None:
+    decision = route(pulling(), 60_000, router=fetching())
+    num_bytes = SPEC.kv_bytes(51_200)
+    assert moved(decision) == (R1, P1, 51_200)
+    assert not decision.offloaded
+    assert (decision.cached_tokens, decision.uncached_tokens) == (51_200, 8800)
+    assert (decision.prefix_bytes, decision.routed_tokens) == (num_bytes, 60_000)
+    seconds = 0.05 + 8 * num_bytes / 100e9 + h20(8800)
+    assert decision.predicted_ttft_s == pytest.approx(seconds)
+
+
+def test_a_prefix_goes_to_prfaas_too_and_the_queue_hides_its_way() -> None:
+    nodes = (queued(P1, 40, 20_000), queued(R1, 1, 8192), node(D1))
+    decision = route(view(*nodes, hits={P1: 51_200}), 60_000, router=fetching())
+    assert moved(decision) == (P1, R1, 51_200)
+    assert decision.offloaded
+    assert decision.predicted_ttft_s == pytest.approx(h200(8192) + h200(8800))
+
+
+def test_no_prefix_moves_unless_that_is_allowed() -> None:
+    for hits in ({R1: 51_200}, {D1: 51_200}):
+        decision = route(pulling(hits=hits), 60_000)
+        assert moved(decision) == (None, P1, 0)
+        assert (decision.uncached_tokens, decision.prefix_bytes) == (60_000, 0)
+
+
+def test_a_slow_or_busy_or_dead_link_carries_no_prefix() -> None:
+    without_s, with_s = h20(60_000), h20(8800)
+    num_bytes = SPEC.kv_bytes(51_200)
+    slow_bps = 8 * num_bytes / (without_s - with_s)
+    busy = round((without_s - with_s) * 100e9 / 8)
+    assert moved(route(pulling(rate_bps=1.1 * slow_bps), 60_000, router=fetching()))[0] == R1
+    assert moved(route(pulling(rate_bps=slow_bps), 60_000, router=fetching()))[0] is None
+    assert moved(route(pulling(backlog_bytes=busy // 2), 60_000, router=fetching()))[0] == R1
+    assert moved(route(pulling(backlog_bytes=busy), 60_000, router=fetching()))[0] is None
+    dead = make_router(
+        settings=MaxWeightSettings(prefix_transfers=True), is_link_down=lambda now: True
+    )
+    assert moved(route(pulling(), 60_000, router=dead))[0] is None
+    near = pulling(hits={D1: 51_200}, rate_bps=slow_bps, backlog_bytes=busy)
+    assert moved(route(near, 60_000, router=dead))[0] == D1
+    assert moved(route(near, 60_000, router=fetching()))[0] == D1
+
+
+def test_bytes_of_a_prefix_weigh_by_the_backlog_like_others() -> None:
+    # Over this link it saves a second, but others wait for 4 s on it.
+    saved_s, backlog_s = h20(60_000) - h20(8800) - 0.05, 4.0
+    link_s = saved_s - backlog_s - 1.0
+    assert 0.3 * link_s * backlog_s > 1.0
+    rate_bps = 8 * SPEC.kv_bytes(51_200) / link_s
+    waiting = pulling(rate_bps=rate_bps, backlog_bytes=round(backlog_s * rate_bps / 8))
+    assert moved(route(waiting, 60_000, router=fetching(weight_per_s=0.0)))[0] == R1
+    assert moved(route(waiting, 60_000, router=fetching()))[0] is None
+
+
+@pytest.mark.parametrize(("source", "taker"), [(P2, P1), (D1, P1), (R2, R1)])
+def test_inside_a_cluster_a_prefix_takes_only_its_setup(source: NodeId, taker: NodeId) -> None:
+    # Of the two sides only that of the taker is short of nothing.
+    loads = {n: queued(n, 60, 20_000) for n in (R1, R2, P1, P2)} | {taker: node(taker)}
+    slow = view(*loads.values(), node(D1), hits={source: 51_200}, rate_bps=10e9)
+    decision = route(slow, 60_000, router=fetching())
+    assert moved(decision) == (source, taker, 51_200)
+    assert decision.prefix_bytes == SPEC.kv_bytes(51_200)
+    prefill_s = (h200 if taker == R1 else h20)(8800)
+    shipping_s = 8 * SPEC.kv_bytes_delta(60_000, 0) / 10e9 if taker == R1 else 0.0
+    assert decision.predicted_ttft_s == pytest.approx(0.05 + max(prefill_s, shipping_s))
+    costly = fetching(setup_s=h20(60_000))
+    assert moved(route(slow, 60_000, router=costly))[0] is None
+
+
+def test_rows_that_the_taker_has_stay_and_the_state_travels() -> None:
+    hits = {
+        D1: NodeHit(num_cached_tokens=51_200, num_held_tokens=51_200),
+        P1: NodeHit(num_cached_tokens=0, num_held_tokens=25_600),
+    }
+    decision = route(attrs.evolve(pulling(), hits=hits), 60_000, router=fetching())
+    assert moved(decision) == (D1, P1, 51_200)
+    assert decision.prefix_bytes == SPEC.kv_bytes_delta(51_200, 25_600)
+    assert SPEC.kv_bytes_delta(51_200, 51_200) > 0
+
+
+def test_a_prefix_without_a_state_or_from_an_excluded_node_or_no_longer_than_the_own_stays() -> (
+    None
+):
+    rows = {n: NodeHit(num_cached_tokens=0, num_held_tokens=51_200) for n in (R1, D1)}
+    assert moved(route(attrs.evolve(pulling(), hits=rows), 60_000, router=fetching()))[0] is None
+    equal = pulling(hits={R1: 51_200, D1: 51_200, P1: 51_200})
+    assert moved(route(equal, 60_000, router=fetching())) == (None, P1, 0)
+    several = view(queued(R1, 40, 20_000), node(R2), node(P1), node(D1), hits={R1: 51_200})
+    request = RoutedRequest(request_id=RequestId("r"), num_tokens=60_000, excluded=frozenset({R1}))
+    assert fetching().route(request, several, 0.0, Random(0)).prefix_node is None
+
+
+def test_only_prefixes_longer_than_the_own_hit_are_offered() -> None:
+    for own, lengths in ((12_800, [25_600, 51_200]), (25_600, [51_200]), (51_200, [])):
+        hits = {P1: own, D1: 25_600, R1: 51_200, R2: 512}
+        still = view(*(node(n) for n in (P1, D1, R1, R2)), hits=hits)
+        request = RoutedRequest(request_id=RequestId("r"), num_tokens=60_000)
+        survey = Survey(request, still, Random(0))
+        sources = PrefixSources(SPEC, survey, link_bps=100e9, backlog_s=0.0, setup_s=0.05)
+        (taker,) = survey.local
+        assert [prefix.num_tokens for prefix in sources.offers(taker)] == lengths
+
+
+def test_an_assumed_link_moves_prefixes_and_predicts_nothing() -> None:
+    decision = route(pulling(rate_bps=None), 60_000, router=fetching())
+    assert (moved(decision)[0], decision.predicted_ttft_s) == (R1, None)
+    near = route(pulling(rate_bps=None, hits={D1: 51_200}), 60_000, router=fetching())
+    assert moved(near)[0] == D1
+    assert near.predicted_ttft_s == pytest.approx(0.05 + h20(8800))
+
+
+def test_the_ledger_has_no_backlog_for_a_prefix_inside_a_cluster() -> None:
+    ledger = LoadLedger.for_spec(SPEC)
+    for name in (R1, P1, D1):
+        up = node(name)
+        ledger.node_up(
+            NodeUp(node_id=name, cluster_id=up.cluster_id, kind=up.kind, role=up.role, epoch=1)
+        )
+    pulled = route(pulling(), 60_000, router=fetching())
+    near = route(pulling(hits={D1: 51_200}), 60_000, router=fetching())
+    ledger.admit(near)
+    assert ledger.link_backlog_bytes() == 0
+    ledger.admit(attrs.evolve(pulled, request_id=RequestId("pulled")))
+    assert ledger.link_backlog_bytes() == pulled.prefix_bytes
+    ledger.finished(near.request_id)
+    assert ledger.link_backlog_bytes() == pulled.prefix_bytes
+    ledger.check()
+
+
+def test_prefixes_are_chosen_alike_every_time() -> None:
+    nodes = [queued(n, 8, 9000) for n in (R1, R2, P1, P2)]
+    rng = Random(4)
+    for _ in range(50):
+        hits = {n: 512 * rng.randrange(100) for n in (R1, R2, P1, P2, D1, D2)}
+        still = view(*nodes, node(D1), node(D2), hits=hits)
+        first, second = (route(still, 60_000, router=fetching(), rng=Random(1)) for _ in range(2))
+        assert first == second
+        if first.prefix_node is not None:
+            assert first.prefix_node != first.prefill_node
+            assert first.prefix_tokens == hits[first.prefix_node] > hits[first.prefill_node]
 
 
 class Stages(ClusterView):

@@ -234,6 +234,22 @@ def test_a_client_that_gives_up_frees_whatever_place_it_is_in():
     assert at_rest(machine._ledger)
 
 
+def test_a_mixed_node_keeps_its_counts_when_clients_give_up():
+    """Its prefill side of a request is over once that decodes, or waits for a slot."""
+    both = node("both", Role.MIXED, prefill=lambda new, cached: 1.0, num_slots=1)
+    prompts = [
+        one(10, name="decoding", output_tokens=10_000),
+        one(10, name="decode_wait", at_s=0.5, output_tokens=10_000),
+        one(10, name="after", at_s=6.0, output_tokens=10),
+    ]
+    machine = simulator(scenario((both,), link=None, timeout_s=5.0))
+    result = stepped(machine.begin(prompts))
+    endings = {record.request_id: record.ending for record in result.records()}
+    assert endings.pop("after") is Ending.OK
+    assert set(endings.values()) == {Ending.TIMED_OUT}
+    assert at_rest(machine._ledger)
+
+
 def test_a_full_node_refuses_and_the_pause_doubles():
     class Stubborn(LeastWork):
         """Sends everything to the same node, full or not, whatever the request asks for."""
@@ -248,7 +264,8 @@ def test_a_full_node_refuses_and_the_pause_doubles():
         *clusters(0, 0, 1),
     )
     world = scenario(nodes, link=None, retry_s=0.1, max_retry_s=0.4)
-    machine = simulator(world, router=Stubborn(nodes, 10**6))
+    balancer = Script()
+    machine = simulator(world, router=Stubborn(nodes, 10**6), balancer=balancer)
     result = stepped(machine.begin([one(10, name="a"), one(10, name="b")]))
     a, b = sorted(result.records(), key=lambda record: record.request_id)
     assert a.num_attempts == 1
@@ -256,6 +273,7 @@ def test_a_full_node_refuses_and_the_pause_doubles():
     assert b.num_attempts == 7
     assert b.queue_s == pytest.approx(2.2)
     assert result.counters["refused"] == 6
+    assert balancer.events[Arrived] == 2, "a retry is no arrival"
     assert excluded[:3] == [("a", []), ("b", []), ("b", ["prefill0"])]
     assert at_rest(machine._ledger)
 
@@ -322,6 +340,15 @@ def test_goodput_counts_what_is_in_time():
     assert result.ttfts_s() == pytest.approx(ttfts)
     assert result.goodput_rps(slo_s) == pytest.approx(50 / result.duration_s)
     assert result.throughput_rps() == pytest.approx(100 / result.duration_s)
+    # In a window both count the same endings, so neither warming up nor emptying tells them apart.
+    window = (10.0, result.log.times["arrived_s"][-1])
+    ended = [record for record in result.records() if window[0] < record.ended_s <= window[1]]
+    assert 0 < len(ended) < 90
+    length_s = window[1] - window[0]
+    assert result.throughput_rps(*window) == pytest.approx(len(ended) / length_s)
+    assert result.goodput_rps(ttfts[-1], *window) == result.throughput_rps(*window)
+    good = sum(record.ttft_s <= slo_s for record in ended)
+    assert result.goodput_rps(slo_s, *window) == pytest.approx(good / length_s)
     assert result.ttft_s(0.0) == pytest.approx(ttfts[0])
     late = result.log.times["arrived_s"][90]
     assert len(result.ttfts_s(from_s=late)) < 100

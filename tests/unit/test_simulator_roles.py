@@ -6,7 +6,8 @@ import attrs
 import pytest
 
 from prfaas.core import BlockHash, Role
-from prfaas.policy import MaxWeightRouter
+from prfaas.errors import ConfigError
+from prfaas.policy import MaxWeightRouter, MaxWeightSettings
 from prfaas.policy.throughput_balancer import ThroughputBalancer
 from prfaas.seams import ChangePhase, RoutedRequest
 from prfaas.simulator import Ending, Failure, SimulatedLink
@@ -344,6 +345,69 @@ def test_a_prompt_goes_on_without_a_prefix_whose_source_is_lost():
     assert second.queue_s == pytest.approx(2.0)
     assert second.cached_tokens == 0
     assert result.ingress_bytes == pytest.approx(0.25e9)
+
+
+class FetchingNear(LeastWork):
+    """Prefills the second turn at one node with a prefix that another one of its cluster has."""
+
+    def route(self, request, view, now, rng):
+        decision = LeastWork.route(self, request, view, now, rng)
+        if request.request_id == "a":
+            return attrs.evolve(decision, prefill_node="prefill0")
+        return attrs.evolve(
+            decision,
+            prefill_node="prefill1",
+            prefix_node="prefill0",
+            prefix_tokens=160 * 64,
+            prefix_bytes=10**9,
+        )
+
+
+def fetched_near(**settings: object):
+    nodes = clusters(1, 2, 1, **CACHED)
+    world = scenario(nodes, link=SimulatedLink(schedule=((0.0, 1e9),), rtt_s=0.5), **settings)
+    machine = simulator(world, router=FetchingNear(nodes, 10**6))
+    result = stepped(machine.begin([turn("a", 0.0, 160), turn("b", 30.0, 200)]))
+    assert at_rest(machine._ledger)
+    assert result.ingress_bytes == result.egress_bytes == 0
+    assert result.counters["prefixes_sent"] == 1
+    return list(result.records())[1]
+
+
+def test_a_prefix_inside_a_cluster_takes_its_setup_and_nothing_of_the_link():
+    for setup_s in (0.0, 0.2):
+        second = fetched_near(fabric_setup_s=setup_s)
+        assert second.prefill_node == "prefill1"
+        assert second.queue_s == pytest.approx(setup_s)
+        assert second.cached_tokens == 160 * 64
+    assert fetched_near() == fetched_near(fabric_setup_s=0.05)
+    with pytest.raises(ConfigError, match="fabric_setup_s"):
+        scenario(clusters(0, 1, 1), link=None, fabric_setup_s=-0.1)
+
+
+def test_a_prompt_does_not_wait_for_a_node_of_its_cluster_that_is_lost():
+    second = fetched_near(fabric_setup_s=5.0, failures=[Failure(at_s=32.0, node_id="prefill0")])
+    assert second.ending is Ending.OK
+    assert second.queue_s == pytest.approx(2.0)
+    assert second.cached_tokens == 0
+
+
+def test_max_weight_moves_prefixes_and_loses_nothing():
+    nodes = clusters(2, 2, 2, **CACHED)
+    settings = MaxWeightSettings(prefix_transfers=True)
+
+    def run():
+        world = scenario(nodes, event_delay_s=0.1, keep_decisions=True)
+        machine = simulator(world, router=MaxWeightRouter(SPEC, settings=settings))
+        turns = [turn(f"r{i}", 0.5 * i, 100 + 4 * i) for i in range(30)]
+        result = stepped(machine.begin(turns))
+        assert at_rest(machine._ledger)
+        return result
+
+    result = run()
+    assert result.num_ended(Ending.OK) == 30
+    assert result.counters["prefixes_sent"] > 0
+    assert result.decisions == run().decisions
 
 
 def test_the_balancer_heals_a_bad_split_and_loses_nothing():

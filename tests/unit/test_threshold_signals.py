@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,6 +18,9 @@ from prfaas.policy import (
     ThresholdSettings,
     lognormal_quantiles,
 )
+from prfaas.policy.congestion import Congestion
+from prfaas.policy.feedback import QueueFeedback
+from prfaas.policy.link_watch import LinkWatch
 from prfaas.spec import preset
 from signals import SignalView, draw_length, h20_prefill_s, h200_prefill_s
 
@@ -387,3 +391,26 @@ def test_at_the_bands_edge_the_correction_does_not_wind_up() -> None:
     view.queued_tokens[ClusterKind.PRFAAS] = 0
     t.set_band(BAND)
     assert t.update(view, 100.0) == base
+
+
+def test_little_loss_cuts_by_a_tenth() -> None:
+    congestion = Congestion(high_utilisation=0.9, surge_s=2.0, max_loss=0.02, period_s=1.0)
+    watch = LinkWatch(rate_bps=1e9, link_change=0.2, down_after_s=20.0)
+    assert not congestion.relieves(watch, 0.02, 0.0, 0.0)
+    assert congestion.share == 1
+    assert congestion.relieves(watch, 0.03, 0.0, 0.0)
+    assert congestion.share == 0.9
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_correction_rests_while_a_gap_closes(sign: int) -> None:
+    feedback = QueueFeedback(step=0.01, limit=0.7, gap_s=2.0)
+
+    def tick(gap_s: float) -> bool:
+        remote_s, local_s = (gap_s, 0.0) if sign > 0 else (0.0, gap_s)
+        return feedback.tick(remote_s, local_s, can_rise=True, can_fall=True)
+
+    assert all(tick(20.0) for _ in range(30))
+    assert feedback.factor == pytest.approx(math.exp(0.3 * sign))
+    assert not tick(15.0), "long, but shorter than lately"
+    assert tick(25.0)

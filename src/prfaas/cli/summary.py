@@ -78,7 +78,7 @@ def summarise(run: Run, result: SimulationResult) -> Summary:
         num_rejected=result.num_rejected,
         num_lost=result.num_lost,
         served_rps=served_rps,
-        goodput_rps=None if slo_s is None else result.goodput_rps(slo_s, from_s),
+        goodput_rps=None if slo_s is None else result.goodput_rps(slo_s, from_s, until_s),
         mean_ttft_s=result.mean_ttft_s(from_s),
         p50_ttft_s=result.ttft_s(0.5, from_s),
         p90_ttft_s=result.ttft_s(0.9, from_s),

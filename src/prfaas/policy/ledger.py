@@ -190,6 +190,9 @@ class LoadLedger(ClusterView):
         decode, prefill = self._up(decision.decode_node), self._up(decision.prefill_node)
         now = self._tell(now)
         flight = self._flights[request_id] = Flight(decision)
+        source = None if decision.prefix_node is None else self._nodes.get(decision.prefix_node)
+        if source is not None and source.up.cluster_id == prefill.up.cluster_id:
+            flight.land_prefix()  # the fabric of the cluster carries it, not the link
         self._link_backlog_bytes += flight.link_bytes
         decode.active.add(request_id)
         prefill.active.add(request_id)

@@ -13,6 +13,7 @@ from prfaas.errors import ConfigError
 from prfaas.policy.forecast import Forecast, PrefillTime, is_measured, ttft_s
 from prfaas.policy.place import Place, decision, shipped_bytes
 from prfaas.policy.prediction import PredictionError
+from prfaas.policy.prefix import Prefix, PrefixSources
 from prfaas.policy.survey import Survey, longest, not_full, spread
 from prfaas.seams import (
     Candidate,
@@ -40,18 +41,23 @@ class MaxWeightSettings:
         link_bps: rate of the link as long as none is measured.
         tokens_per_s: prefill rate of every node as long as none is measured anywhere.
         period_s: at most one search for the equivalent of t in this time.
+        prefix_transfers: whoever acts on the decisions can move a cached prefix to the node that
+            prefills, inside a cluster and over the link.
+        setup_s: fixed time of such a move.
     """
 
     weight_per_s: float = 0.3
     link_bps: float = 10e9
     tokens_per_s: float = 10_000.0
     period_s: float = 1.0
+    prefix_transfers: bool = False
+    setup_s: float = 0.05
 
     def __attrs_post_init__(self) -> None:
         for name in ("link_bps", "tokens_per_s"):
             if not is_measured(getattr(self, name)):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite, above 0")
-        for name in ("weight_per_s", "period_s"):
+        for name in ("weight_per_s", "period_s", "setup_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be finite and at least 0"
@@ -78,6 +84,11 @@ class MaxWeightRouter(Router):
     which both sides have as much to do as they can, which is what the best t achieves for the
     lengths that it was computed for. Here nobody has to know the lengths, and a slow link, changed
     roles and unequal caches are just other costs.
+
+    With ``prefix_transfers`` a node is also weighed with the longest usable prefix that another
+    node can send it, of its own cluster or from beyond the link (`PrefixSources`). Then TTFT begins
+    with the transfer, prefill_s is that of the rest, and the bytes that cross the link add to
+    link_s. So a prefix moves where that costs less than to compute it, and not otherwise.
 
     What is used is measured by the ledger or given: profiles, else measured rates, else those of
     the cluster, else of any cluster, else assumed ones, in which case no TTFT is predicted. A dead
@@ -144,14 +155,16 @@ class MaxWeightRouter(Router):
         candidates = [*local, *remote]
         offers = [scale.weigh(c, is_remote=i >= len(local)) for i, c in enumerate(candidates)]
         # Of equals, those that ship nothing.
-        scores = [(cost, i >= len(local)) for i, (cost, _) in enumerate(offers)]
+        scores = [(offer.cost_s, i >= len(local)) for i, offer in enumerate(offers)]
         chosen = spread(range(len(offers)), scores, rng)
-        candidate, offloaded = candidates[chosen], chosen >= len(local)
+        candidate, offer, offloaded = candidates[chosen], offers[chosen], chosen >= len(local)
+        prefix = offer.prefix
+        cached = candidate.hit.num_cached_tokens if prefix is None else prefix.num_tokens
         reason = lack or (RouteReason.CHEAPER_REMOTE if offloaded else RouteReason.CHEAPER_LOCAL)
-        place = Place(candidate, request.num_tokens - candidate.hit.num_cached_tokens)
+        place = Place(candidate, request.num_tokens - cached, prefix)
         self._forecast.observe(candidate.node.cluster_id, place.uncached_tokens)
         is_grounded = self._forecast.is_grounded(candidate.node) and (
-            not offloaded or scale.is_link_measured
+            scale.is_link_measured or not (offloaded or (prefix is not None and prefix.link_s))
         )
         return decision(
             survey,
@@ -161,11 +174,20 @@ class MaxWeightRouter(Router):
             routed_tokens=request.num_tokens - longest(survey.local),
             threshold_tokens=self._threshold_tokens,
             predicted_bytes=shipped_bytes(self._spec, survey, candidate.node),
-            predicted_ttft_s=offers[chosen][1] if is_grounded else None,
+            predicted_ttft_s=offer.ttft_s if is_grounded else None,
         )
 
     def observe(self, outcome: RequestOutcome, now: float) -> None:
         self._prediction.observe(outcome)
+
+
+@attrs.frozen
+class _Offer:
+    """What a node costs, with the prefix that would go there first, if any."""
+
+    cost_s: float
+    ttft_s: float
+    prefix: Prefix | None
 
 
 class _Scale:
@@ -182,13 +204,30 @@ class _Scale:
         self.is_link_measured = is_measured(measured_bps)
         self._link_bps = measured_bps if is_measured(measured_bps) else settings.link_bps
         self._backlog_s = 8 * survey.view.link_backlog_bytes() / self._link_bps
+        self._sources: PrefixSources | None = None
+        if settings.prefix_transfers:
+            self._sources = PrefixSources(
+                spec,
+                survey,
+                link_bps=self._link_bps,
+                backlog_s=self._backlog_s,
+                setup_s=settings.setup_s,
+            )
 
-    def weigh(self, candidate: Candidate, *, is_remote: bool) -> tuple[float, float]:
-        """(cost, predicted TTFT), both in seconds, of the surveyed request."""
+    def weigh(self, candidate: Candidate, *, is_remote: bool) -> _Offer:
+        """The surveyed request on that node, with a prefix if that is cheaper."""
         num_tokens, cached = self._survey.request.num_tokens, candidate.hit.num_cached_tokens
         num_bytes = shipped_bytes(self._spec, self._survey, candidate.node) if is_remote else 0
         wait_s = self._wait_s(candidate.node)
-        return self._cost(candidate.node, wait_s, num_tokens - cached, cached, num_bytes)
+        best = self._offer(candidate.node, wait_s, num_tokens - cached, cached, num_bytes)
+        if self._sources is not None:
+            for prefix in self._sources.offers(candidate):
+                cached = prefix.num_tokens
+                rest = num_tokens - cached
+                offer = self._offer(candidate.node, wait_s, rest, cached, num_bytes, prefix)
+                if offer.cost_s < best.cost_s:
+                    best = offer
+        return best
 
     def switch_tokens(self) -> int:
         """The length up to which a request without hits would stay local."""
@@ -199,8 +238,8 @@ class _Scale:
         def stays(num_tokens: int) -> bool:
             num_bytes = self._spec.kv_bytes(num_tokens)
             return (
-                self._cost(here, local[0], num_tokens, 0, 0)[0]
-                <= self._cost(there, remote[0], num_tokens, 0, num_bytes)[0]
+                self._offer(here, local[0], num_tokens, 0, 0).cost_s
+                <= self._offer(there, remote[0], num_tokens, 0, num_bytes).cost_s
             )
 
         low, high = 0, _MAX_TOKENS
@@ -209,15 +248,29 @@ class _Scale:
             low, high = (middle, high) if stays(middle) else (low, middle - 1)
         return low
 
-    def _cost(
-        self, node: NodeView, wait_s: float, num_tokens: int, num_cached: int, num_bytes: int
-    ) -> tuple[float, float]:
+    def _offer(
+        self,
+        node: NodeView,
+        wait_s: float,
+        num_tokens: int,
+        num_cached: int,
+        num_bytes: int,
+        prefix: Prefix | None = None,
+    ) -> _Offer:
         prefill_s = _known(self._forecast.prefill_s(node, num_tokens, num_cached))
         link_s = 8 * num_bytes / self._link_bps
         backlog_s = self._backlog_s if num_bytes else 0.0
-        first_s = ttft_s(wait_s=wait_s, prefill_s=prefill_s, transfer_s=link_s, backlog_s=backlog_s)
-        weight = prefill_s * wait_s + link_s * backlog_s
-        return first_s + self._settings.weight_per_s * weight, first_s
+        first_s = ttft_s(
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+            transfer_s=link_s,
+            backlog_s=backlog_s,
+            prefix_s=0.0 if prefix is None else prefix.transfer_s,
+        )
+        if prefix is not None:
+            link_s += prefix.link_s
+        weight = prefill_s * wait_s + link_s * self._backlog_s
+        return _Offer(first_s + self._settings.weight_per_s * weight, first_s, prefix)
 
     def _wait_s(self, node: NodeView) -> float:
         return _known(self._forecast.wait_s(node))

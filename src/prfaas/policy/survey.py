@@ -24,6 +24,7 @@ class Survey:
 
     Attributes:
         decode: the decode node.
+        decoders: the nodes that it was chosen from, full ones too.
         local: nodes of its cluster that may prefill.
         is_link_down: the link from PRFAAS to PD carries nothing.
 
@@ -37,6 +38,7 @@ class Survey:
         "_remote",
         "_rng",
         "decode",
+        "decoders",
         "is_link_down",
         "local",
         "request",
@@ -92,6 +94,7 @@ class Survey:
                 raise self._no_room("decode")
             if not self.has_remote():
                 raise self._no_room("prefill")
+        self.decoders = decoders
         if len(decoders) == 1:
             return decoders[0]
         decoders = preferred(decoders)

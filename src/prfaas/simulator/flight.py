@@ -21,7 +21,7 @@ class Place(enum.Enum):
 
     WAITING = "waiting"  # at the gateway: no node can take it
     PAUSED = "paused"  # at the gateway: until its next attempt
-    PREFIX = "prefix"  # a prefix for it crosses the link
+    PREFIX = "prefix"  # a prefix for it is on its way
     QUEUED = "queued"  # for prefill
     PREFILLING = "prefilling"
     TRANSFER = "transfer"

@@ -69,6 +69,7 @@ class Gateway:
             scenario.link,
             scenario.spec,
             agenda,
+            fabric_setup_s=scenario.fabric_setup_s,
             on_landed=self._landed,
             on_prefix=self._enqueue,
         )

@@ -87,13 +87,7 @@ class SimulationResult:
 
     def throughput_rps(self, from_s: float = 0.0, until_s: float | None = None) -> float:
         """Requests served per second in a window; until the end of the run by default."""
-        until_s = self.duration_s if until_s is None else until_s
-        ended = self.log.times["ended_s"]
-        served = sum(
-            ending == OK and from_s < at_s <= until_s
-            for ending, at_s in zip(self.log.endings, ended, strict=True)
-        )
-        return served / (until_s - from_s) if until_s > from_s else 0.0
+        return self.goodput_rps(math.inf, from_s, until_s)
 
     def ttfts_s(self, from_s: float = 0.0) -> list[float]:
         """TTFT of every request that was served and arrived from ``from_s`` on, ascending."""
@@ -116,7 +110,20 @@ class SimulationResult:
         values = self.ttfts_s(from_s)
         return values[min(len(values) - 1, int(share * len(values)))] if values else None
 
-    def goodput_rps(self, ttft_slo_s: float, from_s: float = 0.0) -> float:
-        """Requests served per second with a TTFT of at most ``ttft_slo_s``."""
-        good = sum(ttft <= ttft_slo_s for ttft in self.ttfts_s(from_s))
-        return good / (self.duration_s - from_s) if self.duration_s > from_s else 0.0
+    def goodput_rps(
+        self, ttft_slo_s: float, from_s: float = 0.0, until_s: float | None = None
+    ) -> float:
+        """Of `throughput_rps` in the same window, the requests with a TTFT of at most
+        ``ttft_slo_s``."""
+        until_s = self.duration_s if until_s is None else until_s
+        times = self.log.times
+        columns = (times["ended_s"], times["queue_s"], times["prefill_s"], times["transfer_s"])
+        good = sum(
+            ending == OK
+            and from_s < ended_s <= until_s
+            and queue_s + prefill_s + transfer_s <= ttft_slo_s
+            for ending, ended_s, queue_s, prefill_s, transfer_s in zip(
+                self.log.endings, *columns, strict=True
+            )
+        )
+        return good / (until_s - from_s) if until_s > from_s else 0.0

@@ -133,6 +133,7 @@ class Scenario:
         spec: the model.
         nodes: at least one.
         link: between PRFAAS and PD clusters; needed if there are both kinds.
+        fabric_setup_s: fixed time of a prefix that goes from node to node inside a cluster.
         failures: crashes.
         timeout_s: a client gives up so long after its arrival; None for never.
         max_waiting: requests that wait at the gateway for a node; more are rejected; None: no
@@ -148,6 +149,7 @@ class Scenario:
     spec: ModelSpec
     nodes: tuple[SimulatedNode, ...] = attrs.field(converter=_nodes)
     link: SimulatedLink | None = None
+    fabric_setup_s: float = 0.05
     failures: tuple[Failure, ...] = attrs.field(default=(), converter=_failures)
     timeout_s: float | None = None
     max_waiting: int | None = None
@@ -177,6 +179,10 @@ class Scenario:
             raise ConfigError(
                 f"control_period_s is {self.control_period_s} and event_delay_s "
                 f"{self.event_delay_s}; the first is above 0, the second at least 0, both finite"
+            )
+        if not 0 <= self.fabric_setup_s < math.inf:
+            raise ConfigError(
+                f"fabric_setup_s is {self.fabric_setup_s}; it is finite and at least 0"
             )
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise ConfigError(f"timeout_s is {self.timeout_s}; it is finite and above 0, or None")

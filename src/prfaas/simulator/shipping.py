@@ -16,7 +16,7 @@ OnLanded = Callable[[Flight], None]
 
 
 class Shipping:
-    """Moves entries and prefixes between the clusters; inside a cluster that takes no time.
+    """Moves entries and prefixes. Inside a cluster no bytes take time, and a prefix only its setup.
 
     Not pipelined, an entry of S bytes flows once its prompt is computed. Pipelined, all of it but
     a tail flows from the start of the prefill, and the tail once both are done: the recurrent
@@ -27,6 +27,7 @@ class Shipping:
         link: None where nothing ever crosses.
         spec: gives the bytes.
         agenda: the time.
+        fabric_setup_s: fixed time of a prefix inside a cluster.
         on_landed: an entry is complete at its decode node.
         on_prefix: a request has the prefix that it waited for, or goes on without.
     """
@@ -37,6 +38,7 @@ class Shipping:
         spec: ModelSpec,
         agenda: Agenda,
         *,
+        fabric_setup_s: float,
         on_landed: OnLanded,
         on_prefix: OnLanded,
     ) -> None:
@@ -44,6 +46,7 @@ class Shipping:
         self._link = link
         self._spec = spec
         self._agenda = agenda
+        self._fabric_setup_s = fabric_setup_s
         self._on_landed = on_landed
         self._on_prefix = on_prefix
         self._num_token_layers = sum(g.num_layers for g in spec.groups if g.is_token_kind) or 1
@@ -61,7 +64,7 @@ class Shipping:
         flight.place = Place.PREFIX
         flight.prefix_source = source
         if source.config.kind is target.config.kind:
-            self._install_prefix(flight)
+            self._after(flight, self._fabric_setup_s, self._install_prefix)
         else:
             is_out = source.config.kind is ClusterKind.PRFAAS
             link = self.egress if is_out else self.ingress

@@ -221,6 +221,7 @@ def _check_names(make_router: MakeRouter) -> None:
             decision,
             decode_node=renamed[decision.decode_node],
             prefill_node=renamed[decision.prefill_node],
+            prefix_node=None if decision.prefix_node is None else renamed[decision.prefix_node],
         )
         _require(other == expected, f"other names of nodes changed {decision} to {other}")
 
