@@ -216,7 +216,7 @@ def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--full", action="store_true", help="adds 10,000 nodes")
     arguments.add_argument("--profile", action="store_true", help="only: where the time goes")
-    arguments.add_argument("--num-requests", type=int, default=100_000, help="of --full")
+    arguments.add_argument("--num-requests", type=int, default=1_000_000, help="of --full")
     args = arguments.parse_args()
     num = 10_000 if args.quick else 40_000
     cached = {"pool_bytes": 400 << 30}

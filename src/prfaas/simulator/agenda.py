@@ -63,9 +63,15 @@ class Agenda:
         return event
 
     def step(self, until_s: float = math.inf) -> bool:
-        """Makes the next call, of which there must be one; False if it is due after ``until_s``."""
+        """Makes the next call, of which there must be one.
+
+        If it is due after ``until_s`` only the time goes on, to that; then it returns False.
+        """
         due_s = self._env.peek()
         if due_s > until_s:
+            if until_s > self.now:
+                self._env.run(until=until_s)
+                self.now = until_s
             return False
         self.num_calls += 1
         self.now = due_s  # an attribute, since everybody reads it all the time
