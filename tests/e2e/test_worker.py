@@ -131,7 +131,7 @@ async def test_a_role_is_an_admission_policy() -> None:
                 assert failed.reason.startswith(f"local: role {role} admits no {kind.__name__}")
                 assert (failed.busy, failed.retryable, failed.at_fault) == (True, True, "local")
             await raw.say(Cancel(request_id="raw", attempt=attempt, reason="enough"))
-        await d.settle()
+            await d.settle()  # or the next change of role would have to wait for it
         await raw.say(SetRole(role="prefill", plan_epoch=9))
         await raw.hear(RoleSet)
         await check_serves(d)

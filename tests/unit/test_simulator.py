@@ -307,10 +307,19 @@ def test_what_can_never_end_is_reported_as_lost():
 
 
 def test_a_run_that_is_cut_off_says_how_many_are_under_way():
-    result = simulator(scenario(PRFAAS_PD[0])).run(arrivals(100, 2.0), until_s=20.0)
-    assert result.duration_s <= 20.0
+    simulation = simulator(scenario(PRFAAS_PD[0])).begin(arrivals(100, 2.0))
+    simulation.run(until_s=20.5)
+    result = simulation.result()
+    assert result.duration_s == 20.5
     assert result.num_unfinished == result.num_accepted - len(result.log) > 0
     assert result.num_lost == 0
+    # It can go on as if nothing had been, and time does not go back.
+    simulation.run(until_s=10.0)
+    assert simulation.agenda.now == 20.5
+    simulation.run()
+    whole = simulator(scenario(PRFAAS_PD[0])).run(arrivals(100, 2.0))
+    assert simulation.result().ttfts_s() == pytest.approx(whole.ttfts_s())
+    assert simulation.result().duration_s == pytest.approx(whole.duration_s)
 
 
 def test_the_balancer_hears_what_a_gateway_tells_it():

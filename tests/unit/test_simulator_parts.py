@@ -42,6 +42,18 @@ def test_a_call_for_the_past_comes_now():
     assert seen == [3.0]
 
 
+def test_time_goes_on_to_where_a_step_is_cut_off():
+    agenda, seen = Agenda(), []
+    agenda.at(5.0, lambda _: seen.append(agenda.now))
+    assert not agenda.step(3.0)
+    assert (agenda.now, agenda.num_calls) == (3.0, 0)
+    assert not agenda.step(2.0)
+    assert agenda.now == 3.0
+    agenda.at(4.0, lambda _: seen.append(agenda.now))
+    run(agenda)
+    assert seen == [4.0, 5.0]
+
+
 def test_progress_follows_its_rate():
     agenda, ends = Agenda(), {}
     progress = Progress(agenda, lambda item: ends.setdefault(item, agenda.now))
