@@ -114,7 +114,8 @@ class SimulationResult:
         self, ttft_slo_s: float, from_s: float = 0.0, until_s: float | None = None
     ) -> float:
         """Of `throughput_rps` in the same window, the requests with a TTFT of at most
-        ``ttft_slo_s``."""
+        ``ttft_slo_s``. The wait for a decode slot is no part of TTFT; where decode binds, look at
+        `RequestRecord.decode_wait_s` too."""
         until_s = self.duration_s if until_s is None else until_s
         times = self.log.times
         columns = (times["ended_s"], times["queue_s"], times["prefill_s"], times["transfer_s"])
