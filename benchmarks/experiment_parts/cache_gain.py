@@ -117,13 +117,3 @@ def best_of(
 def gain(best: dict[str, Best], over: str = PAPER) -> float:
     """The better of the cache-aware arms over another one."""
     return max(best[arm].goodput_rps for arm in CACHE_AWARE if arm in best) / best[over].goodput_rps
-
-
-def gain_at_equal_rate(
-    arms: Sequence[tuple[str, Task]], rows: Sequence[dict[str, object]]
-) -> float:
-    """The gain with the roles and at the offered rate at which a cache-aware arm does best."""
-    best = best_of(arms, rows)
-    aware = max((best[a] for a in CACHE_AWARE if a in best), key=lambda b: b.goodput_rps)
-    at = {"num_prefill": aware.num_prefill, "rate_rps": aware.rate_rps}
-    return gain(best_of(arms, rows, **at))  # type: ignore[arg-type]

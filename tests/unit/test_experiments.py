@@ -180,7 +180,6 @@ def test_the_best_arm_is_the_one_with_most_goodput() -> None:
     assert (best[paper].goodput_rps, best[paper].num_prefill) == (5.0, 5)
     assert cache_gain.gain(best) == pytest.approx(1.2)
     assert cache_gain.gain(cache_gain.best_of(arms, rows, num_prefill=4)) == pytest.approx(1.5)
-    assert cache_gain.gain_at_equal_rate(arms, rows) == pytest.approx(1.5)
     grid = cache_gain.tasks(None, cache_gain.QUICK)
     assert {arm for arm, _ in grid} == set(cache_gain.ARMS)
     ts = {task.changes.get("threshold") for arm, task in grid if arm == paper}
