@@ -44,7 +44,10 @@ FULL = Grid(
     t_shares=(1.0, 1.25, 1.5),
 )
 QUICK = Grid(
-    num_requests=1000, extra_prefill=(0,), rate_shares=(0.75, 0.8, 0.85), t_shares=(1.0, 1.25)
+    num_requests=2000,
+    extra_prefill=(0,),
+    rate_shares=(0.7, 0.8, 0.85, 0.9),
+    t_shares=(1.0, 1.25),
 )
 
 

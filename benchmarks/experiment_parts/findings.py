@@ -171,7 +171,7 @@ def quick(path: str | None) -> tuple[list[dict[str, object]], dict[str, float]]:
     arms = [
         (arm, task)
         for arm, task in cache_gain.tasks(path, cache_gain.QUICK)
-        if arm in (cache_gain.PAPER, "max-weight", "max-weight + prefix transfers")
+        if arm in (cache_gain.PAPER, "max-weight + prefix transfers")
     ]
     made = [row(task) for _, task in arms]
     lines += [{"run": arm, **line} for (arm, _), line in zip(arms, made, strict=True)]
