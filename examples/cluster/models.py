@@ -44,6 +44,11 @@ def make_engine(model: Any, name: str) -> TransformersEngine:
     return TransformersEngine(model, name=name, segment_tokens=SEGMENT_TOKENS)
 
 
+def pocket() -> TransformersEngine:
+    """The demo's model, e.g. for ``prfaas profile --engine cluster.models:pocket``."""
+    return make_engine(load_model("pocket"), "pocket")
+
+
 @torch.inference_mode()
 def generate_alone(model: Any, tokens: Sequence[int], num_new: int) -> tuple[list[int], Any]:
     """Greedy tokens and logits [num_new, vocab] of transformers alone, in this one process."""
