@@ -1,0 +1,88 @@
+"""Checks of tensors at the door: every error names the argument, before a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from prfaas.errors import ConfigError
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that operations take for activations."""
+
+
+def check_tensor(
+    name: str,
+    value: object,
+    *,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype] = FLOATS,
+    device: torch.device | None = None,
+    contiguous: str = "last",
+) -> None:
+    """Refuses a tensor that the operation cannot read.
+
+    Args:
+        name: the argument's name.
+        value: what was passed.
+        shape: one entry per dimension: a number that must be met, or a word for any number of at
+            least 1 (a word that starts with ``"num_"`` may be 0).
+        dtypes: allowed dtypes.
+        device: where it has to be; None for anywhere.
+        contiguous: ``"last"``: elements of the last dimension are adjacent; ``"all"``: the whole
+            tensor is; ``"no"``: any strides.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(f"{name} is a {type(value).__name__}; pass a torch.Tensor")
+    if value.dtype not in dtypes:
+        known = ", ".join(_short(dtype) for dtype in dtypes)
+        raise ConfigError(f"{name} has dtype {_short(value.dtype)}; use {known}")
+    if len(value.shape) != len(shape) or not all(
+        _fits(got, wanted) for got, wanted in zip(value.shape, shape, strict=True)
+    ):
+        wanted_text = ", ".join(str(size) for size in shape)
+        raise ConfigError(f"{name} has shape {list(value.shape)}; it must be [{wanted_text}]")
+    if device is not None and value.device != device:
+        raise ConfigError(f"{name} is on {value.device}, the other arguments are on {device}")
+    if contiguous == "all" and not value.is_contiguous():
+        raise ConfigError(
+            f"{name} has strides {value.stride()} for shape {list(value.shape)}; it must be "
+            "contiguous: call .contiguous()"
+        )
+    if contiguous == "last" and value.ndim and value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ConfigError(
+            f"{name} has stride {value.stride(-1)} in its last dimension; its elements must be "
+            "adjacent there: call .contiguous()"
+        )
+
+
+def _fits(got: int, wanted: int | str) -> bool:
+    if isinstance(wanted, int):
+        return got == wanted
+    return got >= (0 if wanted.startswith("num_") else 1)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_multiple(name: str, count: int, of_name: str, of_count: int) -> None:
+    """Refuses head counts that do not group evenly."""
+    if of_count < 1 or count % of_count:
+        raise ConfigError(
+            f"{name} has {count} heads and {of_name} {of_count}; the first must be a multiple of "
+            "the second"
+        )
+
+
+def check_finite_number(name: str, value: object) -> float:
+    """Refuses a scale that is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number")
+    if abs(value) == float("inf"):
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number")
+    return float(value)

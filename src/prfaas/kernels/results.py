@@ -1,0 +1,23 @@
+"""What the prefill operations return."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PrefillResult:
+    """Output and states of one prefill call; states of `ssd` and convolutions have other shapes.
+
+    Attributes:
+        output: [num_tokens, heads, value_dim], dtype of ``v``.
+        final_state: float32 [num_sequences, heads, key_dim, value_dim], after each sequence's last
+            token; the initial state, or zeros, where a sequence has no tokens.
+        checkpoints: float32 [num_checkpoints, heads, key_dim, value_dim], the states that were asked
+            for, sequence after sequence, in the order of their positions.
+    """
+
+    output: torch.Tensor
+    final_state: torch.Tensor
+    checkpoints: torch.Tensor
