@@ -12,10 +12,10 @@ class PrefillResult:
 
     Attributes:
         output: [num_tokens, heads, value_dim], dtype of ``v``.
-        final_state: float32 [num_sequences, heads, key_dim, value_dim], after each sequence's last
-            token; the initial state, or zeros, where a sequence has no tokens.
-        checkpoints: float32 [num_checkpoints, heads, key_dim, value_dim], the states that were asked
-            for, sequence after sequence, in the order of their positions.
+        final_state: float32 [num_sequences, heads, key_dim, value_dim], after the last token of
+            each sequence; the initial state, or zeros, where a sequence has no tokens.
+        checkpoints: float32 [num_checkpoints, heads, key_dim, value_dim], the states asked for,
+            sequence after sequence, in the order of their positions.
     """
 
     output: torch.Tensor
