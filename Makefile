@@ -3,13 +3,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-kernels check bench clean
 
 demo: $(STAMP)  ## two clusters on this machine, one hybrid model, the same answer
 	$(BIN)/python examples/two_clusters.py
 
 test: $(STAMP) check  ## format, lint, types, every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/kernels
+	$(BIN)/python -m pytest tests/kernels -n 2
+	$(MAKE) test-kernels
+
+test-kernels: $(STAMP)  ## the Triton kernels, in Triton's interpreter
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests examples benchmarks
@@ -19,6 +24,7 @@ check: $(STAMP)
 bench: $(STAMP)  ## every benchmark, quick form
 	$(BIN)/python benchmarks/bench_cache.py --quick
 	$(BIN)/python benchmarks/bench_transport.py --quick
+	$(BIN)/python benchmarks/bench_kernels.py --quick
 	$(BIN)/python benchmarks/bench_router.py --quick
 	$(BIN)/python benchmarks/bench_simulator.py --quick
 	$(BIN)/python benchmarks/reproduce_paper.py --quick

@@ -41,11 +41,13 @@ def check_tensor(
     if value.dtype not in dtypes:
         known = ", ".join(_short(dtype) for dtype in dtypes)
         raise ConfigError(f"{name} has dtype {_short(value.dtype)}; use {known}")
-    if len(value.shape) != len(shape) or not all(
-        _fits(got, wanted) for got, wanted in zip(value.shape, shape, strict=True)
+    sizes = tuple(value.shape)
+    if len(sizes) != len(shape) or any(
+        got != wanted and (type(wanted) is int or got < _least(wanted))
+        for got, wanted in zip(sizes, shape, strict=True)
     ):
         wanted_text = ", ".join(str(size) for size in shape)
-        raise ConfigError(f"{name} has shape {list(value.shape)}; it must be [{wanted_text}]")
+        raise ConfigError(f"{name} has shape {list(sizes)}; it must be [{wanted_text}]")
     if device is not None and value.device != device:
         raise ConfigError(f"{name} is on {value.device}, the other arguments are on {device}")
     if contiguous == "all" and not value.is_contiguous():
@@ -53,17 +55,15 @@ def check_tensor(
             f"{name} has strides {value.stride()} for shape {list(value.shape)}; it must be "
             "contiguous: call .contiguous()"
         )
-    if contiguous == "last" and value.ndim and value.shape[-1] > 1 and value.stride(-1) != 1:
+    if contiguous == "last" and sizes and sizes[-1] > 1 and value.stride(-1) != 1:
         raise ConfigError(
             f"{name} has stride {value.stride(-1)} in its last dimension; its elements must be "
             "adjacent there: call .contiguous()"
         )
 
 
-def _fits(got: int, wanted: int | str) -> bool:
-    if isinstance(wanted, int):
-        return got == wanted
-    return got >= (0 if wanted.startswith("num_") else 1)
+def _least(word: int | str) -> int:
+    return 0 if str(word).startswith("num_") else 1
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -7,6 +7,7 @@ layer: no operation has to wait for the device to see whether its indices are so
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -16,6 +17,9 @@ from prfaas.errors import ConfigError
 
 Checkpoints = Sequence[Sequence[int]]
 """Per sequence, the positions whose state is wanted: tokens of this call, rising, from 1."""
+
+_FAR = 2**62
+"""Distance between slots where there is only one, or where nobody looked."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -82,6 +86,7 @@ class Sequences:
                 )
         self._tables: dict[object, ChunkTable] = {}
         self._offset_tensors: dict[torch.device, torch.Tensor] = {}
+        self._sequence_ids: dict[torch.device, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return f"<Sequences {self.num_sequences} of {self.num_tokens} tokens>"
@@ -129,6 +134,14 @@ class Sequences:
             made = torch.tensor(self.offsets, dtype=torch.int64, device=device)
             self._offset_tensors[device] = made
         return self._offset_tensors[device]
+
+    def sequence_ids(self, device: torch.device) -> torch.Tensor:
+        """The sequence of every token, int32 [num_tokens] on a device."""
+        if device not in self._sequence_ids:
+            ids = torch.arange(self.num_sequences, dtype=torch.int32)
+            made = ids.repeat_interleave(torch.tensor(self.lengths, dtype=torch.int64))
+            self._sequence_ids[device] = made.to(device)
+        return self._sequence_ids[device]
 
     def chunks(
         self, chunk_size: int, device: torch.device, checkpoints: Checkpoints | None = None
@@ -233,6 +246,8 @@ class Slots:
         self.num_slots = num_slots
         self.ids = torch.tensor(values, dtype=torch.int64, device=device)
         self.num_padding: int | None = values.count(-1)
+        used = sorted(seen)
+        self._min_distance = min((b - a for a, b in itertools.pairwise(used)), default=_FAR)
 
     @classmethod
     def trusted(cls, ids: torch.Tensor, *, num_slots: int) -> Slots:
@@ -242,6 +257,7 @@ class Slots:
             raise ConfigError(f"ids is {ids.dtype} {list(ids.shape)}; use int64 [num_requests]")
         made = cls.__new__(cls)
         made.num_slots, made.ids, made.num_padding = num_slots, ids, None
+        made._min_distance = _FAR
         return made
 
     @classmethod
@@ -259,6 +275,12 @@ class Slots:
             )
         if slots.ids.device != pool.device:
             raise ConfigError(f"slots are on {slots.ids.device}, the pool is on {pool.device}")
+        state_elements = math.prod(pool.shape[1:])
+        if pool.shape[0] > 1 and slots._min_distance * pool.stride(0) < state_elements:
+            raise ConfigError(
+                f"two slots are {slots._min_distance} apart, {pool.stride(0)} elements each, and a "
+                f"state has {state_elements}: their states would overlap"
+            )
         return slots
 
     def __repr__(self) -> str:
@@ -307,13 +329,13 @@ class PageTable:
                     f"kv_lens of request {index} is {length}; its {len(row)} pages hold 0 to "
                     f"{len(row) * page_size} tokens"
                 )
-        width = max((len(row) for row in rows), default=0)
-        table = [row + (0,) * (max(width, 1) - len(row)) for row in rows]
+        width = max((len(row) for row in rows), default=1) or 1
+        table = [row + (0,) * (width - len(row)) for row in rows]
         self.page_size = page_size
         self.num_pages = num_pages
         self.max_kv_len = max(lens, default=0)
         self.host_kv_lens: tuple[int, ...] | None = lens
-        self.pages = torch.tensor(table, dtype=torch.int32, device=device).reshape(len(rows), -1)
+        self.pages = torch.tensor(table, dtype=torch.int32, device=device).reshape(-1, width)
         self.kv_lens = torch.tensor(lens, dtype=torch.int32, device=device)
 
     @classmethod

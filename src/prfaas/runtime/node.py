@@ -25,7 +25,14 @@ from prfaas.hashing import block_hashes, hash_granules, root_hash
 from prfaas.policy.conversion import Conversion
 from prfaas.policy.schedule import StepSchedule
 from prfaas.runtime.tasks import Tasks
-from prfaas.seams import Engine, EntryMemory, HybridKVCache, Memory, Reservation
+from prfaas.seams import (
+    Engine,
+    EntryMemory,
+    HybridKVCache,
+    Memory,
+    ReportsConfig,
+    Reservation,
+)
 from prfaas.spec import ModelSpec
 from prfaas.store import PoolMemory
 from prfaas.transfer import EntryLayout
@@ -214,6 +221,7 @@ class Node:
         """What is really in force, for the status report."""
         segment = self.engine.segment_tokens
         exact = self.geometry.block_size % segment == 0
+        engine = self.engine.effective_config() if isinstance(self.engine, ReportsConfig) else {}
         return {
             "model": self.spec.name,
             "fingerprint": self.spec.fingerprint().hex(),
@@ -223,6 +231,7 @@ class Node:
             "segment_tokens": str(segment),
             "resumed_prefill": "bit-equal" if exact else "equal within rounding",
             "pool_bytes": str(self.geometry.pool_bytes),
+            **engine,
         }
 
     def close(self) -> None:

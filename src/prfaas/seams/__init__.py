@@ -8,7 +8,14 @@ from prfaas.seams.cache import (
     PrefixMatch,
     Reservation,
 )
-from prfaas.seams.engine import Engine, EntryMemory, OnLayer, RowSpan, StepResult
+from prfaas.seams.engine import (
+    Engine,
+    EntryMemory,
+    OnLayer,
+    ReportsConfig,
+    RowSpan,
+    StepResult,
+)
 from prfaas.seams.policy import (
     Candidate,
     ClusterLoad,
@@ -74,6 +81,7 @@ __all__ = [
     "PageState",
     "Plan",
     "PrefixMatch",
+    "ReportsConfig",
     "RequestOutcome",
     "Reservation",
     "RoleBalancer",

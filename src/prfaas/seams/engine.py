@@ -8,7 +8,7 @@ reservation, in the canonical layout. An engine is synchronous and used by one t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -111,4 +111,13 @@ class Engine(Protocol):
 
     def close(self, request_id: RequestId) -> None:
         """Forgets the request. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ReportsConfig(Protocol):
+    """An engine that has something to say in a worker's status report."""
+
+    def effective_config(self) -> Mapping[str, str]:
+        """What is really in force, by name."""
         ...

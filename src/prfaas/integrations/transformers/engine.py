@@ -18,10 +18,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from prfaas.core import BlockId, DType, GroupId, RequestId
 from prfaas.errors import ConfigError, EngineError, LocalProtocolError
 from prfaas.integrations.transformers.layers import TORCH_DTYPES, adapter_for
+from prfaas.integrations.transformers.linear_attention import use_kernels
+from prfaas.kernels import report
 from prfaas.seams import EntryMemory, OnLayer, StepResult
 from prfaas.spec import ModelSpec
 
 SEGMENT_TOKENS = 256
+LINEAR_ATTENTION = ("transformers", "prfaas")
 
 
 @attrs.define
@@ -54,6 +57,9 @@ class TransformersEngine:
         name: the model's name in its fingerprint; default: its ``model_type``.
         revision: identity of the weights; default: a digest over a sample of every parameter.
         segment_tokens: see `Engine.segment_tokens`; a multiple of the linear kernel's chunk, 64.
+        linear_attention: what the linear-attention layers compute with: ``"transformers"``, the
+            library's own functions; ``"prfaas"``, `prfaas.kernels`, which changes the layers of
+            ``model`` (see `use_kernels`): faster, equal within rounding, not bit for bit.
     """
 
     def __init__(
@@ -63,12 +69,18 @@ class TransformersEngine:
         name: str | None = None,
         revision: str | None = None,
         segment_tokens: int = SEGMENT_TOKENS,
+        linear_attention: str = "transformers",
     ) -> None:
         if segment_tokens < 64 or segment_tokens % 64:
             raise ConfigError(
                 f"segment_tokens is {segment_tokens}; states may only be taken where the linear "
                 f"kernel's chunk of 64 tokens ends, so use a multiple of 64"
             )
+        if linear_attention not in LINEAR_ATTENTION:
+            raise ConfigError(
+                f"linear_attention is {linear_attention!r}; use {' or '.join(LINEAR_ATTENTION)}"
+            )
+        self._linear_attention = linear_attention
         self._model = model.eval()
         self._device = next(model.parameters()).device
         self._segment_tokens = segment_tokens
@@ -91,6 +103,8 @@ class TransformersEngine:
                 layers[index].register_forward_hook(self._hook(index))
         self._sessions: dict[RequestId, _Session] = {}
         self._export: _Export | None = None
+        if linear_attention == "prfaas":
+            use_kernels(model)
 
     @classmethod
     def from_pretrained(cls, path: str, **kwargs: Any) -> TransformersEngine:
@@ -104,6 +118,17 @@ class TransformersEngine:
     @property
     def segment_tokens(self) -> int:
         return self._segment_tokens
+
+    def effective_config(self) -> Mapping[str, str]:
+        """What the layers compute with, and which kernels ran in this process so far."""
+        ran = report()
+        calls = [f"{op} {path} {count}" for (op, path), count in sorted(ran.calls.items())]
+        fallbacks = [f"{op} {count}: {why}" for (op, why), count in sorted(ran.fallbacks.items())]
+        return {
+            "linear_attention": self._linear_attention,
+            "kernel_calls": ", ".join(calls) or "none",
+            "kernel_fallbacks": "; ".join(fallbacks) or "none",
+        }
 
     @property
     def num_open(self) -> int:

@@ -1,0 +1,1 @@
+"""Parts of `bench_kernels.py`: what is timed, against whom, and against which floor."""

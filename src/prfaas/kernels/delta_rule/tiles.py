@@ -1,0 +1,70 @@
+"""Tiles of the delta rule's kernels, by processor and sizes.
+
+Every choice here is compiled ahead of time for four processors, and spills on none of the NVIDIA
+ones. Programs have four warps: products have 64 rows, so that more would hold copies of operands.
+The interpreter pays per operation, whatever its size, and gets wide tiles.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from prfaas.kernels.arch import Arch
+
+CHUNK = 64
+"""Tokens of a chunk; the kernel that inverts is written for this."""
+
+
+@attrs.frozen(kw_only=True)
+class Tiles:
+    """Columns per step, and the compiler's options, of one kernel.
+
+    Attributes:
+        key: key channels of a slab.
+        value: value columns of a program, or of a step.
+        num_stages: chunks or slabs that are loaded ahead, and the one that is used.
+    """
+
+    key: int
+    value: int
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+def padded(size: int) -> int:
+    """The smallest power of two that holds ``size`` and is no smaller than a matrix operand."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def prepare_tiles(
+    arch: Arch, dtype: torch.dtype, key: int, value: int, *, is_per_channel: bool
+) -> Tiles:
+    """Slabs as wide as registers allow: float32 products keep each operand in two parts, and gates
+    per channel come with their two running sums."""
+    if arch.is_interpreter:
+        widest = 64
+    elif dtype == torch.float32:
+        widest = 16
+    else:
+        widest = 32 if is_per_channel else 64
+    return Tiles(key=min(widest, padded(key)), value=min(widest, padded(value)))
+
+
+def scan_tiles(arch: Arch, dtype: torch.dtype, key: int, value: int) -> Tiles:
+    """32 value columns, so that 32 heads of 128 columns fill a large GPU, 128 programs; fewer where
+    a state has more than 128 rows of them, or products need their operands in parts."""
+    if arch.is_interpreter:
+        return Tiles(key=min(32, padded(key)), value=min(64, padded(value)))
+    if dtype == torch.float32:
+        return Tiles(key=min(32, padded(key)), value=16)
+    if key > 128:
+        return Tiles(key=128, value=16)
+    # Loads of the next chunk hide behind this one. Shared memory of AMD has no room for that.
+    stages = 1 if arch.is_amd else 3
+    return Tiles(key=padded(key), value=min(32, padded(value)), num_stages=stages)
+
+
+def combine_tiles(key: int, value: int) -> Tiles:
+    """Few columns: a program does nothing else than wait for the product before."""
+    return Tiles(key=min(16 if key > 128 else 32, padded(key)), value=16, num_stages=2)

@@ -1,0 +1,62 @@
+"""New rows land where later reads look for them, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_paths import DEVICE, PATHS
+from poison import PoisonedMemory
+from prfaas.errors import ConfigError
+from prfaas.kernels import PageTable, Sequences
+from prfaas.kernels.attention.write import paged_write
+
+LENGTHS, HELD = (5, 0, 1, 19), (5, 3, 17, 40)
+PAGES = ((7,), (2,), (9, 0), (4, 11, 3))
+
+
+def table(page_size: int = 16, num_pages: int = 12) -> PageTable:
+    return PageTable(PAGES, HELD, page_size=page_size, num_pages=num_pages, device=DEVICE)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(3, 20), (1500,)])
+def test_it_equals_writing_one_by_one(
+    path: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    memory = PoisonedMemory()
+    values = torch.randint(-99, 99, (sum(LENGTHS), *shape)).to(dtype).to(DEVICE)
+    before = torch.randint(-99, 99, (12, 16, *shape)).to(dtype).to(DEVICE)
+    rows = memory.place(values, row_padding=3)
+    got, want = memory.place(before, row_padding=5), before.clone()
+    sequences = Sequences.of_lengths(LENGTHS)
+    paged_write(rows, got, table(), cu_seqlens=sequences, path=path)
+    paged_write(values, want, table(), cu_seqlens=sequences, path="reference")
+    assert torch.equal(got, want)
+    assert not torch.equal(want, before)
+    memory.check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_token_per_request_is_the_default(path: str) -> None:
+    cache = torch.zeros(12, 16, 2, 4, device=DEVICE)
+    paged_write(torch.ones(4, 2, 4, device=DEVICE), cache, table(), path=path)
+    written = cache.sum(dim=(2, 3)).nonzero().tolist()
+    assert written == [[0, 0], [2, 2], [3, 7], [7, 4]]
+
+
+def test_the_door_names_what_is_wrong() -> None:
+    rows, cache = torch.ones(4, 2, 4, device=DEVICE), torch.ones(12, 16, 2, 4, device=DEVICE)
+    with pytest.raises(ConfigError, match="cache has dtype"):
+        paged_write(rows, cache.half(), table())
+    with pytest.raises(ConfigError, match="cache has shape"):
+        paged_write(rows, cache[:, :8], table())
+    with pytest.raises(ConfigError, match="page_table was checked against 12"):
+        paged_write(rows, cache[:7], table())
+    with pytest.raises(ConfigError, match="cu_seqlens has 1 sequences"):
+        paged_write(rows, cache, table(), cu_seqlens=[0, 4])
+    with pytest.raises(ConfigError, match="request 1 is 3, less than its 4 new"):
+        paged_write(torch.ones(4, 2, 4, device=DEVICE), cache, table(), cu_seqlens=[0, 0, 4, 4, 4])
+    with pytest.raises(ConfigError, match="cu_seqlens ends with 3"):
+        paged_write(rows, cache, table(), cu_seqlens=[0, 1, 1, 2, 3])

@@ -1,0 +1,131 @@
+"""Models of transformers whose linear-attention layers compute with our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kernel_paths import DEVICE, PATHS
+from prfaas.errors import ConfigError
+from prfaas.integrations.transformers import TransformersEngine, random_model, use_kernels
+from prfaas.integrations.transformers import linear_attention as module
+from prfaas.kernels import PrefillResult, report
+
+TOLERANCE = 1e-3
+"""Largest difference of a float32 logit; their standard deviation is about 1."""
+
+
+def _bamba() -> Any:
+    torch.manual_seed(0)
+    config = transformers.BambaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_layer_indices=[1],
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3_5": lambda: random_model("qwen3_5"),
+    "qwen3_next": lambda: random_model("qwen3_next"),
+    "kimi_linear": lambda: random_model("kimi_linear"),
+    "bamba": _bamba,
+}
+CALLS = {"bamba": ("ssd", "ssd_step")}
+
+
+@torch.inference_mode()
+def run(model: Any, batch: int = 1) -> torch.Tensor:
+    """Logits of a prefill, of its extension, and of four steps."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 128, (batch, 137), generator=generator).to(model.device)
+    cache = transformers.DynamicCache(config=model.config)
+    logits, at = [], 0
+    for size in (100, 33, 1, 1, 1, 1):
+        output = model(
+            input_ids=tokens[:, at : at + size],
+            position_ids=torch.arange(at, at + size, device=model.device).expand(batch, -1),
+            cache=cache,
+            use_cache=True,
+        )
+        logits.append(output.logits)
+        at += size
+    return torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("path", PATHS)
+def test_logits_are_those_of_the_librarys_own_functions(path: str, family: str, batch: int) -> None:
+    prefill, step = CALLS.get(family, ("delta_rule", "delta_rule_step"))
+    before = report().calls
+    ours, theirs = MODELS[family]().to(DEVICE), MODELS[family]().to(DEVICE)
+    num_layers = use_kernels(ours, path=path)
+    difference = (run(ours, batch) - run(theirs, batch)).abs().max().item()
+    assert difference <= TOLERANCE
+    ran = report().calls
+    assert ran[prefill, path] - before.get((prefill, path), 0) == 2 * num_layers
+    assert ran[step, path] - before.get((step, path), 0) == 4 * num_layers
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_kernel_that_forgets_the_state_is_noticed(
+    path: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.delta_rule
+
+    def forgetful(*args: Any, **kwargs: Any) -> PrefillResult:
+        return real(*args, **{**kwargs, "initial_state": None})
+
+    monkeypatch.setattr(module, "delta_rule", forgetful)
+    ours, theirs = MODELS[family]().to(DEVICE), MODELS[family]().to(DEVICE)
+    use_kernels(ours, path=path)
+    assert (run(ours) - run(theirs)).abs().max().item() > 10 * TOLERANCE
+
+
+def test_other_models_keep_the_librarys_functions() -> None:
+    changed, untouched = random_model("qwen3_5"), random_model("qwen3_5")
+    use_kernels(changed)
+    before = report().calls
+    run(untouched)
+    assert report().calls == before
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    config = transformers.Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=16
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match="no layer of Qwen3ForCausalLM"):
+        use_kernels(model)
+
+
+def test_the_engines_switch() -> None:
+    with pytest.raises(ConfigError, match="linear_attention is 'fla'; use transformers or prfaas"):
+        TransformersEngine(random_model("qwen3_5"), linear_attention="fla")
+    engine = TransformersEngine(random_model("qwen3_5"), linear_attention="prfaas")
+    engine.open("r")
+    engine.prefill("r", [1, 2, 3], 0)
+    config = engine.effective_config()
+    assert config["linear_attention"] == "prfaas"
+    assert "delta_rule" in config["kernel_calls"]
+    assert TransformersEngine(random_model("qwen3_5")).effective_config()["linear_attention"] == (
+        "transformers"
+    )
