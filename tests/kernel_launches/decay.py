@@ -64,7 +64,7 @@ _CASES = [
     ("ssd", 128, 64, BF16, False),
     ("ssd", 128, 64, FP32, True),
     ("ssd", 128, 64, FP16, True),
-    ("ssd", 100, 60, FP32, True),
+    ("ssd", 100, 60, BF16, True),
 ]
 
 LAUNCHES: dict[str, Build] = {

@@ -31,6 +31,7 @@ def short_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(300)  # interpreted, on a busy machine
 @pytest.mark.parametrize("path", PATHS)
 def test_two_requests_through_two_pools(path: str, short_model: Path) -> None:
     """Prefill in one pass, a hit on a checkpoint, pack, unpack into other blocks, decode in place:

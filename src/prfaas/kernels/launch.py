@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import torch
 
 from prfaas.errors import ConfigError
 
@@ -44,12 +45,14 @@ class Launch:
                 )
 
     def run(self) -> None:
-        """Runs it on the current stream; nothing to do with an empty grid."""
+        """Runs it on the current stream of its tensors' device; nothing to do with an empty grid."""
         if 0 in self.grid:
             return
-        self.kernel[self.grid](
-            **self.arguments,
-            **self.constants,
-            num_warps=self.num_warps,
-            num_stages=self.num_stages,
-        )
+        tensors = (value for value in self.arguments.values() if isinstance(value, torch.Tensor))
+        with torch.cuda.device_of(next(tensors)):  # no effect for tensors of the CPU
+            self.kernel[self.grid](
+                **self.arguments,
+                **self.constants,
+                num_warps=self.num_warps,
+                num_stages=self.num_stages,
+            )

@@ -8,7 +8,11 @@ import torch
 
 @attrs.frozen(kw_only=True, eq=False)
 class PrefillResult:
-    """Output and states of one prefill call; states of `ssd` and convolutions have other shapes.
+    """Output and states of one prefill call.
+
+    Shapes are those of `delta_rule`; `ssd` keeps states [heads, value_dim, key_dim] and
+    `causal_conv1d` [channels, width - 1] in the dtype of its input, as their docstrings say. All are
+    float64 on the reference path.
 
     Attributes:
         output: [num_tokens, heads, value_dim], dtype of ``v``.

@@ -12,7 +12,8 @@ library itself, stay as they are.
     recurrent_kimi_delta_attention               delta_rule_step
     mamba2_chunk_scan                            ssd
     mamba2_selective_state_update                ssd_step
-    causal_conv1d_fn, causal_conv1d_update       stay the library's own
+    causal_conv1d_fn                             causal_conv1d
+    causal_conv1d_update                         stays: the library keeps a column more than ours
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ import torch
 import torch.nn.functional as F
 
 from prfaas.errors import ConfigError
-from prfaas.kernels import Sequences, Slots, delta_rule, delta_rule_step, ssd, ssd_step
+from prfaas.kernels import (
+    Sequences,
+    Slots,
+    causal_conv1d,
+    delta_rule,
+    delta_rule_step,
+    ssd,
+    ssd_step,
+)
 
 _PAIRS = (
     ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
@@ -70,7 +79,8 @@ def use_kernels(model: Any, *, path: str | None = None) -> int:
                 "model on one device"
             )
     for layer, names in layers:
-        layer.forward = _rebound(layer, {name: replacements[name] for name in names})
+        called = (*names, "causal_conv1d_fn")
+        layer.forward = _rebound(layer, {name: replacements[name] for name in called})
     return len(layers)
 
 
@@ -168,9 +178,35 @@ def _replacements(path: str | None) -> dict[str, Callable[..., Any]]:
         "chunk_kimi_delta_attention": chunked,
         "torch_recurrent_gated_delta_rule": recurrent,
         "recurrent_kimi_delta_attention": recurrent,
+        "causal_conv1d_fn": functools.partial(_convolve, path=path),
         "mamba2_chunk_scan": functools.partial(_chunk_scan, path=path),
         "mamba2_selective_state_update": functools.partial(_state_update, path=path),
     }
+
+
+def _convolve(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    path: str | None,
+    **_: Any,
+) -> torch.Tensor:
+    """[batch, channels, tokens], where the columns that went before lead the tokens. What is
+    returned has its channels innermost in memory, so heads are views of it."""
+    batch, _channels, length = hidden_states.shape
+    if activation not in (None, "silu", "swish"):
+        raise ConfigError(f"a convolution with activation {activation!r}; silu is supported")
+    result = causal_conv1d(
+        hidden_states.transpose(1, 2).flatten(0, 1).contiguous(),
+        weight.to(hidden_states.dtype).contiguous(),
+        None if bias is None else bias.to(hidden_states.dtype),
+        activation="silu" if activation else None,
+        cu_seqlens=_equal_lengths(batch, length),
+        path=path,
+    )
+    return result.output.unflatten(0, (batch, length)).transpose(1, 2)
 
 
 def _chunk_scan(

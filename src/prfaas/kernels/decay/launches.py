@@ -36,20 +36,25 @@ _BIG_OPERANDS = ("sm_90", "sm_100", "sm_103")
 
 def scan_tiles(arch: Arch, key_dim: int, value_dim: int, dtype: torch.dtype) -> ScanTiles:
     """Tiles that need no spilled registers and fit in shared memory."""
+    is_big = arch.name in _BIG_OPERANDS
     if arch.is_interpreter:  # few fat programs are fastest
-        chunk, key, value = 64, 256, 128
+        chunk, key, value, num_warps, num_stages = 64, 256, 128, 4, 1
     elif dtype == torch.float32:  # three operands for each product, in registers
-        chunk, key, value = 16, 64, 16
-    elif arch.name in _BIG_OPERANDS and dtype == torch.bfloat16 and key_dim <= 128:
-        chunk, key, value = 64, 64, 32
+        chunk, key, value, num_warps, num_stages = 16, 64, 32, 4, 1
+        if key_dim > 128 and not is_big:
+            value = 16
+    elif key_dim > 128:
+        chunk, key, value, num_warps, num_stages = 32, 64, 32, 8 if is_big else 4, 2
+    elif is_big and dtype == torch.bfloat16:
+        chunk, key, value, num_warps, num_stages = 64, 64, 32, 4, 2
     else:
-        chunk, key, value = 32, 64, 32
+        chunk, key, value, num_warps, num_stages = 32, 64, 32, 4, 2
     return ScanTiles(
         chunk=chunk,
         key=min(key, _power_of_two(key_dim)),
         value=min(value, _power_of_two(value_dim)),
-        num_warps=4,
-        num_stages=2,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
 
 

@@ -90,8 +90,7 @@ def _per_head(
     between = torch.empty((count, size, size), device=gates.device)
     torch.sub(sums[:, :, None], sums[:, None, :], out=between)
     is_strong = _is_strong(sums[:, -1])
-    between.clamp_max_(0.0)  # before exp: above the diagonal, it would overflow
-    between = _exp(between, is_strong).tril_()
+    between = _exp(between, is_strong).tril_()  # infinite above the diagonal, maybe: not multiplied
     decays = _exp(sums.float(), is_strong)
     keys = keys_queries[:, :, 0]
     products = torch.empty((2, count, size, size), device=gates.device)

@@ -233,9 +233,7 @@ def prepare(
             tl.store(q_decayed + places, (q_rows.to(tl.float32) * factor).to(kind), is_inside)
             k_part = (k_rows.to(tl.float32) * factor).to(DOT_TYPE)
             is_inside = (rows + 1 < length)[:, None] & (columns < K)[None, :]
-            gates = tl.load(
-                g + ((rows[:, None] + 1) * G_TOKEN + columns[None, :]), is_inside, 0.0
-            )
+            gates = tl.load(g + ((rows[:, None] + 1) * G_TOKEN + columns[None, :]), is_inside, 0.0)
             factor = tl.exp2(tl.cumsum(gates.to(tl.float32) * LOG2_E, axis=0, reverse=True))
             is_inside = is_row[:, None] & (columns < K)[None, :]
             tl.store(k_decayed + places, (k_rows.to(tl.float32) * factor).to(kind), is_inside)

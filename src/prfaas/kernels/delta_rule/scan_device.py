@@ -141,7 +141,9 @@ def scan(
                 found = tl.dot(q_rows.to(DOT_TYPE), before, found, input_precision=DOT_PRECISION)
         if not IS_MAP:
             scores = tl.load(
-                p + offset64(start, HEADS * ROWS) + (rows[:, None] * (HEADS * ROWS) + rows[None, :]),
+                p
+                + offset64(start, HEADS * ROWS)
+                + (rows[:, None] * (HEADS * ROWS) + rows[None, :]),
                 is_row[:, None],
                 0.0,
             )

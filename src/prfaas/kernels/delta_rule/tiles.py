@@ -47,7 +47,7 @@ def prepare_tiles(
     elif dtype == torch.float32:
         widest = 16
     else:
-        widest = 32 if is_per_channel else 64
+        widest = 32
     return Tiles(key=min(widest, padded(key)), value=min(widest, padded(value)))
 
 

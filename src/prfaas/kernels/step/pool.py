@@ -25,10 +25,12 @@ def check_pool(
 ) -> None:
     """Refuses a pool whose slots are not dense blocks of shape ``inner`` beside each other.
 
-    The stride between slots is free: a slot may hold other layers' states too.
+    The stride between slots is free: a slot may hold other layers' states too, and a view may count
+    in steps smaller than a state (`prfaas.kernels.pool`); `Slots.of` sees to it that the slots of a
+    batch do not overlap.
 
     Raises:
-        ConfigError: wrong shape, dtype, device or strides, or slots that overlap.
+        ConfigError: wrong shape, dtype, device or strides.
     """
     check_tensor(
         "state_pool",
@@ -47,11 +49,6 @@ def check_pool(
         raise ConfigError(
             f"state_pool has strides {pool.stride()} for shape {list(pool.shape)}; inside a slot "
             "it must be contiguous: only the first stride is free"
-        )
-    if pool.shape[0] > 1 and pool.stride(0) < math.prod(inner):
-        raise ConfigError(
-            f"state_pool has stride {pool.stride(0)} between slots of {math.prod(inner)} elements; "
-            "its slots must not overlap"
         )
 
 
