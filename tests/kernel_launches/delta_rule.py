@@ -85,15 +85,11 @@ LAUNCHES = {
         value=_SIZES[size][1],
         **options,
     )
-    for (name, options), kind, dtype in itertools.product(
-        _NAMES.items(), ("gdn", "kda"), _DTYPES
-    )
+    for (name, options), kind, dtype in itertools.product(_NAMES.items(), ("gdn", "kda"), _DTYPES)
     for size in _sizes_of(name, kind, dtype)
 }
 LAUNCHES |= {
-    name: functools.partial(
-        _plan, kind=kind, dtype=dtype, **{"key": 128, "value": 128, **options}
-    )
+    name: functools.partial(_plan, kind=kind, dtype=dtype, **{"key": 128, "value": 128, **options})
     for name, kind, dtype, options in (
         ("prepare_256", "kda", torch.bfloat16, {"index": PREPARE, "key": 256, "value": 256}),
         ("prepare_fp16", "kda", torch.float16, {"index": PREPARE}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_paths import DEVICE, PATHS, RUNS_TRITON, relative_error
-from prfaas.kernels.arch import ARCHS
+from prfaas.kernels.arch import ARCHS, Arch
 from prfaas.kernels.delta_rule import delta_rule
 from prfaas.kernels.delta_rule.tiles import combine_tiles, padded, prepare_tiles, scan_tiles
 
@@ -24,9 +24,7 @@ def _far_tokens(tokens: int, directory: Path) -> torch.Tensor:
     if DEVICE.type == "cuda":
         flat = torch.empty(size, dtype=torch.bfloat16, device=DEVICE)
     else:
-        flat = torch.from_file(
-            str(directory / "far"), shared=True, size=size, dtype=torch.bfloat16
-        )
+        flat = torch.from_file(str(directory / "far"), shared=True, size=size, dtype=torch.bfloat16)
     return flat.as_strided((tokens, 1, 16), (FAR, 16, 1))
 
 
@@ -100,9 +98,9 @@ if RUNS_TRITON:  # without it there is nothing to run
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 16, 60, 100, 128, 129, 256])
-def test_tiles_divide_the_padded_state(arch: object, dtype: torch.dtype, size: int) -> None:
+def test_tiles_divide_the_padded_state(arch: Arch, dtype: torch.dtype, size: int) -> None:
     scan, combine = scan_tiles(arch, dtype, size, size), combine_tiles(size, size)
-    prepare = prepare_tiles(arch, dtype, size, size, is_per_channel=True)
+    prepare = prepare_tiles(arch, dtype, size, size)
     assert padded(size) >= size
     for key in (scan.key, combine.key, prepare.key):
         assert key >= 16

@@ -108,10 +108,10 @@ def attend(
             for part in tl.static_range(0, BLOCK_KEY, BLOCK_PART):
                 if part < KEY_WIDTH:
                     q_part = load_queries(
-                        q + part, q_at, is_row, KEY_WIDTH - part, BLOCK_PART, True
+                        q, q_at + part, is_row, KEY_WIDTH - part, BLOCK_PART, True
                     )
                     k_part = load_rows(
-                        key_cache + part, at, is_key, KEY_WIDTH - part, BLOCK_PART, IS_MASKED
+                        key_cache, at + part, is_key, KEY_WIDTH - part, BLOCK_PART, IS_MASKED
                     )
                     scores = tl.dot(q_part, tl.trans(k_part), scores, input_precision=PRECISION)
         else:

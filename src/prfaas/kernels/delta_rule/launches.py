@@ -71,19 +71,19 @@ class Inputs:
 
     @property
     def heads(self) -> int:
-        return self.v.shape[1]
+        return int(self.v.shape[1])
 
     @property
     def key(self) -> int:
-        return self.q.shape[2]
+        return int(self.q.shape[2])
 
     @property
     def value(self) -> int:
-        return self.v.shape[2]
+        return int(self.v.shape[2])
 
     @property
     def is_per_channel(self) -> bool:
-        return self.g.ndim == 3
+        return bool(self.g.ndim == 3)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -152,9 +152,7 @@ def prepare_launch(
 ) -> Launch:
     """Fills ``prepared``."""
     per_channel = inputs.is_per_channel
-    tiles = prepare_tiles(
-        arch, inputs.v.dtype, inputs.key, inputs.value, is_per_channel=per_channel
-    )
+    tiles = prepare_tiles(arch, inputs.v.dtype, inputs.key, inputs.value)
     return Launch(
         kernel=prepare,
         grid=(table.num_chunks * inputs.heads,),
@@ -184,6 +182,7 @@ def prepare_launch(
             "LEVELS": CHUNK.bit_length() - 1,
             **_strides(Q=inputs.q, K=inputs.k, V=inputs.v, G=inputs.g, BETA=inputs.beta),
             "IS_PER_CHANNEL": per_channel,
+            "IS_NARROW": inputs.v.dtype != torch.float32,
             "NORMALIZES": normalize_qk,
             "BLOCK_K": tiles.key,
             "BLOCK_V": tiles.value,

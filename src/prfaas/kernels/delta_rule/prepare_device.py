@@ -95,6 +95,7 @@ def prepare(
     BETA_TOKEN: tl.constexpr,
     BETA_HEAD: tl.constexpr,
     IS_PER_CHANNEL: tl.constexpr,
+    IS_NARROW: tl.constexpr,
     NORMALIZES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -210,7 +211,8 @@ def prepare(
 
     inverse = _unit_lower_inverse(a, FLOAT32_DOT)
 
-    # W and U: what is constant in a row is folded into the inverse's columns, before rounding.
+    # W and U: what is constant in a row is folded into the inverse's columns before rounding, and
+    # what rounding to 16 bits takes is a second product: the inverse of keys that are alike cancels.
     folded = inverse * weights[None, :]
     coarse = folded.to(DOT_TYPE)
     fine = (folded - coarse.to(tl.float32)).to(DOT_TYPE)
@@ -240,7 +242,7 @@ def prepare(
         else:
             k_part = k_rows.to(DOT_TYPE)
         found = tl.dot(coarse, k_part, input_precision=DOT_PRECISION)
-        if DOT_TYPE != tl.float32:
+        if IS_NARROW:
             found = tl.dot(fine, k_part, found)
         tl.store(w + places, found.to(w.dtype.element_ty), is_inside)
     folded = inverse * betas[None, :]
@@ -251,7 +253,7 @@ def prepare(
         is_inside = is_row[:, None] & (columns < V)[None, :]
         v_rows = tl.load(v + (rows[:, None] * V_TOKEN + columns[None, :]), is_inside, 0.0)
         found = tl.dot(coarse, v_rows.to(DOT_TYPE), input_precision=DOT_PRECISION)
-        if DOT_TYPE != tl.float32:
+        if IS_NARROW:
             found = tl.dot(fine, v_rows.to(DOT_TYPE), found)
         places = rows[:, None] * (HEADS * V) + columns[None, :]
         tl.store(u + places, found.to(u.dtype.element_ty), is_inside)

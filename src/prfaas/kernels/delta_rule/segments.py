@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 
 import attrs
@@ -69,7 +70,7 @@ def segment_table(table: ChunkTable, count: int) -> SegmentTable | None:
     sequence is cut.
     """
     firsts = table.host.first_chunks
-    longest = max((b - a for a, b in zip(firsts, firsts[1:], strict=False)), default=0)
+    longest = max((b - a for a, b in itertools.pairwise(firsts)), default=0)
     size = -(-longest // max(count, 1))
     if size >= longest:
         return None
@@ -80,9 +81,11 @@ def segment_table(table: ChunkTable, count: int) -> SegmentTable | None:
 
 
 def _cut(table: ChunkTable, size: int) -> SegmentTable:
-    first_chunks, final_rows, first_segments = [], [], [0]
+    first_chunks: list[int] = []
+    final_rows: list[int] = []
+    first_segments = [0]
     firsts = table.host.first_chunks
-    for sequence, (begin, end) in enumerate(zip(firsts, firsts[1:], strict=False)):
+    for sequence, (begin, end) in enumerate(itertools.pairwise(firsts)):
         cuts = range(begin, max(end, begin + 1), size)
         first_chunks += cuts
         final_rows += [-1] * (len(cuts) - 1) + [sequence]

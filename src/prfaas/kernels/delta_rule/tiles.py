@@ -1,8 +1,8 @@
 """Tiles of the delta rule's kernels, by processor and sizes.
 
 Every choice here is compiled ahead of time for four processors, and spills on none of the NVIDIA
-ones. Programs have four warps: products have 64 rows, so that more would hold copies of operands.
-The interpreter pays per operation, whatever its size, and gets wide tiles.
+ones. Programs have four warps where that is so: products have 64 rows, 16 for each. The interpreter
+pays per operation, whatever its size, and gets wide tiles.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def prepare_tiles(
-    arch: Arch, dtype: torch.dtype, key: int, value: int, *, is_per_channel: bool
-) -> Tiles:
-    """Slabs as wide as registers allow: float32 products keep each operand in two parts, and gates
-    per channel come with their two running sums."""
-    if arch.is_interpreter:
-        widest = 64
-    elif dtype == torch.float32:
-        widest = 16
-    else:
-        widest = 32
-    return Tiles(key=min(widest, padded(key)), value=min(widest, padded(value)))
+def prepare_tiles(arch: Arch, dtype: torch.dtype, key: int, value: int) -> Tiles:
+    """Slabs as wide as registers allow: float32 products keep each operand in two parts.
+
+    With four warps two programs share a processor, and one computes while the other waits.
+    """
+    widest = 64 if arch.is_interpreter else 16 if dtype == torch.float32 else 32
+    is_tight = dtype == torch.float32 or arch.name in ("sm_100", "sm_103")
+    return Tiles(
+        key=min(widest, padded(key)),
+        value=min(widest, padded(value)),
+        num_warps=8 if is_tight and not arch.is_amd else 4,
+    )
 
 
 def scan_tiles(arch: Arch, dtype: torch.dtype, key: int, value: int) -> Tiles:
