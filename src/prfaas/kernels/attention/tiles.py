@@ -79,10 +79,10 @@ def prefill_tiles(arch: Arch, key_width: int, value_width: int, dtype: torch.dty
 
 def _float32_tiles(widest: int) -> Tiles:
     if widest <= 64:
-        return Tiles(rows=32, keys=32, num_warps=4, num_stages=1)
+        return Tiles(rows=32, keys=32, num_warps=8, num_stages=1)
     if widest <= 128:
         return Tiles(rows=16, keys=64, num_warps=8, num_stages=1)
-    return Tiles(rows=16, keys=32, num_warps=8, num_stages=1, query_part=64)
+    return Tiles(rows=16, keys=32, num_warps=8, num_stages=1, query_part=32)
 
 
 def decode_tiles(arch: Arch, key_width: int, value_width: int, dtype: torch.dtype) -> Tiles:

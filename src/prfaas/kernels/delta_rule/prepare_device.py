@@ -154,9 +154,9 @@ def prepare(
                 meets = is_second & (half[:, None] - 1 == half[None, :])
                 factor = tl.exp2(tl.where(is_second, prefix, suffix))
                 k_part = (k_wide * factor).to(DOT_TYPE)
-                q_part = (q_wide * factor).to(DOT_TYPE)
                 found = tl.dot(k_part, tl.trans(k_part), input_precision=DOT_PRECISION)
                 a += tl.where(meets, found, 0.0)
+                q_part = (q_wide * factor).to(DOT_TYPE)
                 found = tl.dot(q_part, tl.trans(k_part), input_precision=DOT_PRECISION)
                 scores += tl.where(meets, found, 0.0)
                 # All rows of a half know its sum; each takes that of the other half.
@@ -211,8 +211,8 @@ def prepare(
 
     inverse = _unit_lower_inverse(a, FLOAT32_DOT)
 
-    # W and U: what is constant in a row is folded into the inverse's columns before rounding, and
-    # what rounding to 16 bits takes is a second product: the inverse of keys that are alike cancels.
+    # W and U: what is constant in a row is folded into the inverse's columns before rounding. What
+    # rounding to 16 bits takes away is a second product: where keys are alike, much cancels.
     folded = inverse * weights[None, :]
     coarse = folded.to(DOT_TYPE)
     fine = (folded - coarse.to(tl.float32)).to(DOT_TYPE)

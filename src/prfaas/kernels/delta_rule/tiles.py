@@ -40,10 +40,16 @@ def padded(size: int) -> int:
 def prepare_tiles(arch: Arch, dtype: torch.dtype, key: int, value: int) -> Tiles:
     """Slabs as wide as registers allow: float32 products keep each operand in two parts.
 
-    With four warps two programs share a processor, and one computes while the other waits.
+    With four warps two programs share a processor, and one computes while the other waits. That is
+    too tight where rows are not aligned, and addresses take registers one by one.
     """
     widest = 64 if arch.is_interpreter else 16 if dtype == torch.float32 else 32
-    is_tight = dtype == torch.float32 or arch.name in ("sm_100", "sm_103")
+    is_tight = (
+        dtype == torch.float32
+        or arch.name in ("sm_100", "sm_103")
+        or key % 16 > 0
+        or value % 16 > 0
+    )
     return Tiles(
         key=min(widest, padded(key)),
         value=min(widest, padded(value)),
@@ -57,10 +63,13 @@ def scan_tiles(arch: Arch, dtype: torch.dtype, key: int, value: int) -> Tiles:
     if arch.is_interpreter:
         return Tiles(key=min(32, padded(key)), value=min(64, padded(value)))
     if dtype == torch.float32:
-        return Tiles(key=min(32, padded(key)), value=16)
+        # Warp groups of sm_90 each hold the left operand whole: a second one would spill.
+        warps = 4 if arch.name == "sm_90" else 8
+        return Tiles(key=min(32, padded(key)), value=16, num_warps=warps)
+    # The next loads hide behind the products: those of the next chunk, or of the next slab where a
+    # chunk has several. Shared memory of AMD has no room for that.
     if key > 128:
-        return Tiles(key=128, value=16)
-    # Loads of the next chunk hide behind this one. Shared memory of AMD has no room for that.
+        return Tiles(key=64, value=16, num_stages=1 if arch.is_amd else 2)
     stages = 1 if arch.is_amd else 3
     return Tiles(key=padded(key), value=min(32, padded(value)), num_stages=stages)
 
