@@ -11,7 +11,7 @@ import torch
 from kernel_paths import DEVICE, TOLERANCE, relative_error
 from poison import PoisonedMemory
 from prfaas.kernels import PrefillResult
-from prfaas.kernels.delta_rule import delta_rule, reference
+from prfaas.kernels.delta import delta_rule, reference
 from prfaas.kernels.sequences import Sequences
 
 KINDS = ("per_head", "per_channel")

@@ -16,7 +16,7 @@ from prfaas.kernels import Slots
 from prfaas.kernels.attention import paged_prefill
 from prfaas.kernels.conv1d import causal_conv1d
 from prfaas.kernels.decay import ssd
-from prfaas.kernels.delta_rule import delta_rule
+from prfaas.kernels.delta import delta_rule
 from prfaas.kernels.packing import Pieces, pack
 from prfaas.kernels.step import delta_rule_step, ssd_step
 

@@ -11,7 +11,7 @@ from kernel_bench.cases import Build, Case, Peer, Results, Sizes
 from kernel_bench.inputs import Inputs
 from prfaas.kernels.conv1d import causal_conv1d
 from prfaas.kernels.decay import decay_attention, lightning_log_decay, ssd
-from prfaas.kernels.delta_rule import delta_rule
+from prfaas.kernels.delta import delta_rule
 from prfaas.kernels.results import PrefillResult
 
 DIM = 128

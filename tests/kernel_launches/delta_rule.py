@@ -8,8 +8,8 @@ import itertools
 import torch
 
 from prfaas.kernels.arch import Arch
-from prfaas.kernels.delta_rule import launches
-from prfaas.kernels.delta_rule.tiles import CHUNK
+from prfaas.kernels.delta import launches
+from prfaas.kernels.delta.tiles import CHUNK
 from prfaas.kernels.launch import Launch
 from prfaas.kernels.sequences import Sequences
 

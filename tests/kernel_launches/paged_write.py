@@ -6,7 +6,8 @@ import torch
 
 from prfaas.kernels.attention.write_launches import build
 from prfaas.kernels.launch import Launch
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 META = torch.device("meta")
 

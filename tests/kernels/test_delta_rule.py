@@ -12,7 +12,7 @@ from kernel_paths import DEVICE, PATHS, TOLERANCE, relative_error
 from poison import PoisonedMemory
 from prfaas.errors import ConfigError
 from prfaas.kernels import dispatch
-from prfaas.kernels.delta_rule import delta_rule
+from prfaas.kernels.delta import delta_rule
 
 pytestmark = pytest.mark.parametrize("path", PATHS)
 kinds = pytest.mark.parametrize("kind", KINDS)

@@ -10,8 +10,8 @@ import torch
 
 from kernel_paths import DEVICE, PATHS, RUNS_TRITON, relative_error
 from prfaas.kernels.arch import ARCHS, Arch
-from prfaas.kernels.delta_rule import delta_rule
-from prfaas.kernels.delta_rule.tiles import combine_tiles, padded, prepare_tiles, scan_tiles
+from prfaas.kernels.delta import delta_rule
+from prfaas.kernels.delta.tiles import combine_tiles, padded, prepare_tiles, scan_tiles
 
 FAR = 2**25
 """Elements between tokens: the second chunk of 64 tokens starts beyond 2^31."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import delta_cases
 from delta_cases import KINDS
 from kernel_paths import relative_error
-from prfaas.kernels.delta_rule import batched
-from prfaas.kernels.delta_rule.schedule import plan
+from prfaas.kernels.delta import batched
+from prfaas.kernels.delta.schedule import plan
 from prfaas.kernels.sequences import Sequences
 
 packs = st.lists(st.integers(0, 100), min_size=1, max_size=5)

@@ -8,8 +8,8 @@ import torch
 
 from kernel_paths import DEVICE, PATHS, TOLERANCE, relative_error
 from poison import PoisonedMemory
-from prfaas.kernels.delta_rule import delta_rule
-from prfaas.kernels.delta_rule.segments import num_segments, segment_table
+from prfaas.kernels.delta import delta_rule
+from prfaas.kernels.delta.segments import num_segments, segment_table
 from prfaas.kernels.results import PrefillResult
 from prfaas.kernels.sequences import Sequences
 

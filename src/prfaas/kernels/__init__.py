@@ -14,7 +14,7 @@ except ImportError as error:
 from prfaas.kernels.attention import mla_decode, paged_decode, paged_prefill, paged_write
 from prfaas.kernels.conv1d import causal_conv1d, causal_conv1d_step
 from prfaas.kernels.decay import decay_attention, lightning_log_decay, ssd
-from prfaas.kernels.delta_rule import delta_rule
+from prfaas.kernels.delta import delta_rule
 from prfaas.kernels.dispatch import KernelReport, report
 from prfaas.kernels.packing import (
     CodedForm,
@@ -32,9 +32,11 @@ from prfaas.kernels.packing import (
     unpack,
     unpack_quantized,
 )
+from prfaas.kernels.page_table import PageTable
 from prfaas.kernels.pool import PoolTensors
 from prfaas.kernels.results import PrefillResult
-from prfaas.kernels.sequences import PageTable, Sequences, Slots
+from prfaas.kernels.sequences import Sequences
+from prfaas.kernels.slots import Slots
 from prfaas.kernels.step import decay_attention_step, delta_rule_step, ssd_step
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -86,3 +86,19 @@ def check_finite_number(name: str, value: object) -> float:
     if abs(value) == float("inf"):
         raise ConfigError(f"{name} is {value!r}; it must be a finite number")
     return float(value)
+
+
+def whole_numbers(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    """A list, an iterator or a tensor of one dimension as plain ints; else ConfigError."""
+    if isinstance(values, torch.Tensor):
+        if values.ndim != 1 or values.is_floating_point() or values.dtype is torch.bool:
+            raise ConfigError(
+                f"{name} is a {values.dtype} tensor of shape {list(values.shape)}; use whole "
+                "numbers in one dimension"
+            )
+        return tuple(values.tolist())
+    made = tuple(values)
+    wrong = [value for value in made if type(value) is not int]
+    if wrong:
+        raise ConfigError(f"{name} holds {wrong[0]!r}; it holds whole numbers")
+    return made

@@ -45,7 +45,7 @@ class Launch:
                 )
 
     def run(self) -> None:
-        """Runs it on the current stream of its tensors' device; nothing to do with an empty grid."""
+        """Runs it on the current stream of its tensors' device; an empty grid is no launch."""
         if 0 in self.grid:
             return
         tensors = (value for value in self.arguments.values() if isinstance(value, torch.Tensor))

@@ -10,9 +10,9 @@ import torch
 class PrefillResult:
     """Output and states of one prefill call.
 
-    Shapes are those of `delta_rule`; `ssd` keeps states [heads, value_dim, key_dim] and
-    `causal_conv1d` [channels, width - 1] in the dtype of its input, as their docstrings say. All are
-    float64 on the reference path.
+    Shapes are those of `delta_rule`; `ssd` keeps states [heads, value_dim, key_dim], and
+    `causal_conv1d` [channels, width - 1] in the dtype of its input, as their docstrings say. The
+    reference path returns float64.
 
     Attributes:
         output: [num_tokens, heads, value_dim], dtype of ``v``.

@@ -9,7 +9,7 @@ import torch
 from prfaas.errors import ConfigError
 from prfaas.kernels.arguments import check_finite_number, check_multiple, check_tensor
 from prfaas.kernels.attention.tiles import MAX_SPLITS
-from prfaas.kernels.sequences import PageTable
+from prfaas.kernels.page_table import PageTable
 
 LARGEST_HEAD = 256
 """Largest head dimension that the Triton kernels of full attention take."""

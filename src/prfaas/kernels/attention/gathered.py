@@ -12,7 +12,8 @@ import attrs
 import torch
 import torch.nn.functional as F
 
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 _MOST_ROWS = 512
 _MOST_MASK = 2**22

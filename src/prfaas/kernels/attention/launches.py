@@ -22,7 +22,8 @@ from prfaas.kernels.attention.tiles import (
     prefill_tiles,
 )
 from prfaas.kernels.launch import Launch
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 _LOG2_E = math.log2(math.e)
 

@@ -12,7 +12,8 @@ from prfaas.kernels.attention import caches
 from prfaas.kernels.attention.gathered import gathered_prefill
 from prfaas.kernels.attention.reference import attention_reference
 from prfaas.kernels.dispatch import Path, choose
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 
 def paged_prefill(

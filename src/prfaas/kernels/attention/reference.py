@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 
 def attention_reference(

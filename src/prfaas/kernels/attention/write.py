@@ -9,7 +9,8 @@ import torch
 from prfaas.errors import ConfigError
 from prfaas.kernels.arguments import check_tensor
 from prfaas.kernels.dispatch import Path, choose
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
 

@@ -7,7 +7,8 @@ import triton
 
 from prfaas.kernels.attention.write_device import paged_write_kernel
 from prfaas.kernels.launch import Launch
-from prfaas.kernels.sequences import PageTable, Sequences
+from prfaas.kernels.page_table import PageTable
+from prfaas.kernels.sequences import Sequences
 
 MAX_BLOCK = 1024
 

@@ -7,7 +7,8 @@ import itertools
 import torch
 
 from prfaas.kernels.results import PrefillResult
-from prfaas.kernels.sequences import Sequences, Slots
+from prfaas.kernels.sequences import Sequences
+from prfaas.kernels.slots import Slots
 
 
 def convolve(

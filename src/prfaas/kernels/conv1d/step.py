@@ -10,7 +10,7 @@ from prfaas.kernels.arch import arch_of
 from prfaas.kernels.conv1d import reference, torch_path
 from prfaas.kernels.conv1d.arguments import check_filter
 from prfaas.kernels.dispatch import Path, choose
-from prfaas.kernels.sequences import Slots
+from prfaas.kernels.slots import Slots
 from prfaas.kernels.step.pool import check_pool, update_slots
 
 

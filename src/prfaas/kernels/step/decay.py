@@ -9,7 +9,7 @@ import torch
 from prfaas.kernels.arch import arch_of
 from prfaas.kernels.arguments import check_finite_number, check_multiple, check_tensor
 from prfaas.kernels.dispatch import Path, choose
-from prfaas.kernels.sequences import Slots
+from prfaas.kernels.slots import Slots
 from prfaas.kernels.step import reference, torch_path
 from prfaas.kernels.step.delta_rule import refusal_of
 from prfaas.kernels.step.pool import check_pool, update_slots

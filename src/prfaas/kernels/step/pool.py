@@ -9,7 +9,7 @@ import torch
 
 from prfaas.errors import ConfigError
 from prfaas.kernels.arguments import FLOATS, check_tensor
-from prfaas.kernels.sequences import Slots
+from prfaas.kernels.slots import Slots
 
 LARGE_STATE = 16_384
 """Elements of a state from which, on a CPU, a step per request in place beats one step over a

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from prfaas.kernels.sequences import Slots
+from prfaas.kernels.slots import Slots
 
 NORM_EPSILON = 1e-6
 """Added to the sum of squares under the root of `normalize`."""

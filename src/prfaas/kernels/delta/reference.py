@@ -25,7 +25,7 @@ def run(
     normalize_qk: bool,
     dtype: torch.dtype = torch.float64,
 ) -> PrefillResult:
-    """The formula of `prfaas.kernels.delta_rule.delta_rule`, token by token, on checked arguments.
+    """The formula of `prfaas.kernels.delta_rule`, token by token, on checked arguments.
     Sums and results are in ``dtype``."""
     q, k, v, g, beta = (x.to(dtype) for x in (q, k, v, g, beta))
     if normalize_qk:

@@ -41,11 +41,11 @@ import torch
 import triton.language as tl
 
 from prfaas.kernels.arch import Arch, arch_of
-from prfaas.kernels.delta_rule.combine_device import combine
-from prfaas.kernels.delta_rule.prepare_device import prepare
-from prfaas.kernels.delta_rule.scan_device import scan
-from prfaas.kernels.delta_rule.segments import SegmentTable, num_segments, segment_table
-from prfaas.kernels.delta_rule.tiles import (
+from prfaas.kernels.delta.combine_device import combine
+from prfaas.kernels.delta.prepare_device import prepare
+from prfaas.kernels.delta.scan_device import scan
+from prfaas.kernels.delta.segments import SegmentTable, num_segments, segment_table
+from prfaas.kernels.delta.tiles import (
     CHUNK,
     combine_tiles,
     padded,
@@ -61,7 +61,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Inputs:
-    """Activations of one call, checked: see `prfaas.kernels.delta_rule.delta_rule`."""
+    """Activations of one call, checked: see `prfaas.kernels.delta_rule`."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -368,7 +368,7 @@ def run(
     normalize_qk: bool,
     num_segments: int | None,
 ) -> PrefillResult:
-    """`prfaas.kernels.delta_rule.delta_rule` on checked arguments."""
+    """`prfaas.kernels.delta_rule` on checked arguments."""
     result, launches = plan(
         arch_of(q.device),
         Inputs(q=q, k=k, v=v, g=g, beta=beta),

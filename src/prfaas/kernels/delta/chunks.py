@@ -7,7 +7,7 @@ import math
 import attrs
 import torch
 
-from prfaas.kernels.delta_rule.reference import NORM_EPSILON
+from prfaas.kernels.delta.reference import NORM_EPSILON
 
 STRONG = -70.0
 """A sum of gates over a chunk under which decays may be subnormal numbers, with which processors

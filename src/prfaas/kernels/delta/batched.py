@@ -10,8 +10,8 @@ from __future__ import annotations
 import attrs
 import torch
 
-from prfaas.kernels.delta_rule.chunks import Chunks, inverse_norms, prepare
-from prfaas.kernels.delta_rule.schedule import Cut, Group, Step, plan
+from prfaas.kernels.delta.chunks import Chunks, inverse_norms, prepare
+from prfaas.kernels.delta.schedule import Cut, Group, Step, plan
 from prfaas.kernels.results import PrefillResult
 from prfaas.kernels.sequences import Sequences
 
@@ -36,7 +36,7 @@ def run(
     checkpoints: tuple[tuple[int, ...], ...],
     normalize_qk: bool,
 ) -> PrefillResult:
-    """`prfaas.kernels.delta_rule.delta_rule` on checked arguments."""
+    """`prfaas.kernels.delta_rule` on checked arguments."""
     heads, value_dim = v.shape[1:]
     state_shape = (heads, q.shape[2], value_dim)
     device = q.device

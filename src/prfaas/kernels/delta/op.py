@@ -9,7 +9,7 @@ import torch
 from prfaas.errors import ConfigError
 from prfaas.kernels import dispatch
 from prfaas.kernels.arguments import check_finite_number, check_multiple, check_tensor
-from prfaas.kernels.delta_rule import batched, reference
+from prfaas.kernels.delta import batched, reference
 from prfaas.kernels.results import PrefillResult
 from prfaas.kernels.sequences import Checkpoints, Sequences
 
@@ -87,7 +87,7 @@ def delta_rule(
     chosen = dispatch.choose("delta_rule", q.device, path, refusal=refusal)
     with torch.no_grad():
         if chosen is dispatch.Path.TRITON:
-            from prfaas.kernels.delta_rule.launches import run
+            from prfaas.kernels.delta.launches import run
 
             return run(
                 q,

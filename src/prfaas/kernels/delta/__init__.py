@@ -1,5 +1,5 @@
 """Prefill of the gated delta rule: one decay per head (GDN) or per channel (KDA)."""
 
-from prfaas.kernels.delta_rule.op import delta_rule
+from prfaas.kernels.delta.op import delta_rule
 
 __all__ = ["delta_rule"]
