@@ -11,6 +11,7 @@ from kernel_paths import DEVICE, PATHS, TOLERANCE, relative_error
 from poison import PoisonedMemory
 from prfaas.kernels import Slots, report
 from prfaas.kernels.step import delta_rule_step
+from prfaas.kernels.step import pool as step_pool
 from step_cases import Pool, delta_rule_truth, rand, randn, unit
 
 pytestmark = pytest.mark.parametrize("path", PATHS)
@@ -20,6 +21,11 @@ SIZES = ((16, 32), (128, 64))
 """Below and above where the torch path steps request by request."""
 
 Token = dict[str, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _large_begins_between_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_pool, "LARGE_STATE", 16_384)
 
 
 def token(

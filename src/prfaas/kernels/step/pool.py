@@ -11,7 +11,7 @@ from prfaas.errors import ConfigError
 from prfaas.kernels.arguments import FLOATS, check_tensor
 from prfaas.kernels.slots import Slots
 
-LARGE_STATE = 16_384
+LARGE_STATE = 131_072
 """Elements of a state from which, on a CPU, a step per request in place beats one step over a
 gathered copy: the copies cost more than the calls."""
 
