@@ -3,18 +3,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-kernels check bench clean
+.PHONY: demo test test-kernels test-variants check bench clean
 
 demo: $(STAMP)  ## two clusters on this machine, one hybrid model, the same answer
 	$(BIN)/python examples/two_clusters.py
 
 test: $(STAMP) check  ## format, lint, types, every test
 	$(BIN)/python -m pytest --ignore=tests/kernels
-	$(BIN)/python -m pytest tests/kernels -n 2
+	$(BIN)/python -m pytest tests/kernels -n 2 -m "not variant"
 	$(MAKE) test-kernels
 
 test-kernels: $(STAMP)  ## the Triton kernels, in Triton's interpreter
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -n 2
+
+test-variants: $(STAMP)  ## compiles every kernel for every processor in every dtype, 10 minutes
+	$(BIN)/python -m pytest tests/kernels/test_ahead_of_time.py -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests examples benchmarks

@@ -180,3 +180,20 @@ LAUNCHES = {
         _mla, latent=512, rope=64, heads=8, page_size=16, dtype=torch.float32, splits=7, step=1
     ),
 }
+
+_EVERY_TILE = {
+    *(
+        f"prefill-{size}-{dtype}-page16-window128"
+        for size in ("64x64", "128x128", "192x128", "256x256")
+        for dtype in ("bf16", "fp32")
+    ),
+    *(
+        f"decode-{size}-{dtype}-page16-window128"
+        for size in ("128x128", "256x256")
+        for dtype in ("bf16", "fp32")
+    ),
+    *("prefill-128x128-bf16-page64-windowNone", "decode-128x128-bf16-page64-windowNone"),
+    *("mla-bf16-16heads-page16-splits4", "mla-bf16-128heads-page64-splits4"),
+    *("mla-fp32-128heads-page16-splits4", "combine-128", "combine-mla"),
+}
+VARIANTS = set(LAUNCHES) - _EVERY_TILE

@@ -73,3 +73,15 @@ LAUNCHES: dict[str, Build] = {
     )
     for case in _CASES
 }
+
+VARIANTS = {
+    _name(*case)
+    for case in (
+        ("constant", 128, 128, BF16, False),
+        ("token", 128, 128, BF16, True),
+        ("token", 128, 128, FP32, True),
+        ("token", 12, 24, BF16, True),
+        ("ssd", 128, 64, BF16, False),
+        ("ssd", 128, 64, FP16, True),
+    )
+}

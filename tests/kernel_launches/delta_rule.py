@@ -106,3 +106,16 @@ LAUNCHES |= {
         ),
     )
 }
+
+_EVERY_TILE = {
+    *(f"prepare_{kind}_{dtype}_128" for kind in ("gdn", "kda") for dtype in _DTYPES),
+    *(
+        f"scan_{kind}_{dtype}_{size}"
+        for kind in ("gdn", "kda")
+        for dtype in _DTYPES
+        for size in ("128", "256")
+    ),
+    *("prepare_kda_bf16_odd", "prepare_gdn_fp32_odd", "scan_kda_bf16_64", "scan_segments"),
+    *("map_kda_bf16_128", "map_kda_fp32_64", "combine_gdn_bf16_128", "combine_gdn_bf16_256"),
+}
+VARIANTS = set(LAUNCHES) - _EVERY_TILE

@@ -10,11 +10,14 @@ from aot import TARGETS, compile_for
 from kernel_launches import all_launches
 from prfaas.kernels.arch import ARCHS
 
-LAUNCHES = all_launches()
+LAUNCHES, VARIANTS = all_launches()
+NAMES = [
+    pytest.param(name, marks=pytest.mark.variant) if name in VARIANTS else name for name in LAUNCHES
+]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_compiles_and_fits(name: str, target: str) -> None:
     arch = ARCHS[target]
     launch = LAUNCHES[name](arch)
