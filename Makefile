@@ -9,7 +9,8 @@ demo: $(STAMP)  ## two clusters on this machine, one hybrid model, the same answ
 	$(BIN)/python examples/two_clusters.py
 
 test: $(STAMP) check  ## format, lint, types, every test
-	$(BIN)/python -m pytest --ignore=tests/kernels
+	$(BIN)/python -m pytest tests/unit tests/property tests/conformance -n 2
+	$(BIN)/python -m pytest tests/e2e
 	$(BIN)/python -m pytest tests/kernels -n 2 -m "not variant"
 	$(MAKE) test-kernels
 
