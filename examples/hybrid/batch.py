@@ -65,6 +65,6 @@ class DecodeBatch:
     slots: Slots
 
     @property
-    def sequences(self) -> None:
+    def sequences(self) -> Sequences:
         """One token per request."""
-        return None
+        return Sequences.of_lengths([1] * len(self.tokens))

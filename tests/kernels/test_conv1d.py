@@ -208,9 +208,12 @@ def test_many_sequences(path: str) -> None:
     assert torch.equal(got.final_state, finals)
 
 
-def test_no_graph_is_recorded(path: str) -> None:
+def test_a_gradient_is_refused_not_forgotten(path: str) -> None:
     x, weight = randn(5, 16, seed=1), randn(16, 4, seed=2).requires_grad_()
-    assert not causal_conv1d(x, weight, path=path).output.requires_grad
+    with pytest.raises(ConfigError, match="weight requires a gradient"):
+        causal_conv1d(x, weight, path=path)
+    with torch.no_grad():
+        assert not causal_conv1d(x, weight, path=path).output.requires_grad
 
 
 def test_transformers_agrees(path: str) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from kernel_paths import DEVICE, PATHS, TOLERANCE, relative_error
 from poison import PoisonedMemory
+from prfaas.errors import ConfigError
 from prfaas.kernels import Slots
 from prfaas.kernels.conv1d import causal_conv1d, causal_conv1d_step, torch_path
 from step_cases import Pool, randn
@@ -131,10 +132,13 @@ def test_a_request_does_not_see_the_others_of_its_batch(path: str) -> None:
     assert torch.equal(together.used, alone.used)
 
 
-def test_no_graph_is_recorded(path: str) -> None:
+def test_a_gradient_is_refused_not_forgotten(path: str) -> None:
     pool = Pool(6, randn(3, 16, 3, seed=4), SLOTS)
     x, weight = randn(3, 16, seed=1).requires_grad_(), randn(16, 4, seed=2).requires_grad_()
-    got = causal_conv1d_step(x, weight, state_pool=pool.states, slots=SLOTS, path=path)
+    with pytest.raises(ConfigError, match="x requires a gradient"):
+        causal_conv1d_step(x, weight, state_pool=pool.states, slots=SLOTS, path=path)
+    with torch.inference_mode():
+        got = causal_conv1d_step(x, weight, state_pool=pool.states, slots=SLOTS, path=path)
     assert not got.requires_grad
     assert not pool.states.requires_grad
 

@@ -39,9 +39,10 @@ def test_it_equals_writing_one_by_one(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_one_token_per_request_is_the_default(path: str) -> None:
+def test_a_decode_step_writes_one_token_per_request(path: str) -> None:
     cache = torch.zeros(12, 16, 2, 4, device=DEVICE)
-    paged_write(torch.ones(4, 2, 4, device=DEVICE), cache, table(), path=path)
+    one_each = Sequences.of_lengths([1] * 4)
+    paged_write(torch.ones(4, 2, 4, device=DEVICE), cache, table(), cu_seqlens=one_each, path=path)
     written = cache.sum(dim=(2, 3)).nonzero().tolist()
     assert written == [[0, 0], [2, 2], [3, 7], [7, 4]]
 
@@ -58,5 +59,9 @@ def test_the_door_names_what_is_wrong() -> None:
         paged_write(rows, cache, table(), cu_seqlens=[0, 4])
     with pytest.raises(ConfigError, match="request 1 is 3, less than its 4 new"):
         paged_write(torch.ones(4, 2, 4, device=DEVICE), cache, table(), cu_seqlens=[0, 0, 4, 4, 4])
+    with pytest.raises(ConfigError, match="cu_seqlens has 1 sequences, page_table 4"):
+        paged_write(rows, cache, table())
+    with pytest.raises(ConfigError, match="rows requires a gradient"):
+        paged_write(rows.clone().requires_grad_(), cache, table(), cu_seqlens=[0, 1, 2, 3, 4])
     with pytest.raises(ConfigError, match="cu_seqlens ends with 3"):
         paged_write(rows, cache, table(), cu_seqlens=[0, 1, 1, 2, 3])

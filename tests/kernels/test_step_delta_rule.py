@@ -9,6 +9,7 @@ import torch
 
 from kernel_paths import DEVICE, PATHS, TOLERANCE, relative_error
 from poison import PoisonedMemory
+from prfaas.errors import ConfigError
 from prfaas.kernels import Slots, report
 from prfaas.kernels.step import delta_rule_step
 from prfaas.kernels.step import pool as step_pool
@@ -210,10 +211,13 @@ def test_unchecked_slots_may_hold_padding(path: str) -> None:
     assert torch.equal(checked.used, trusted.used)
 
 
-def test_no_graph_is_recorded(path: str) -> None:
+def test_a_gradient_is_refused_not_forgotten(path: str) -> None:
     inputs = {name: value.requires_grad_() for name, value in token((16, 16)).items()}
     pool = pool_for((16, 16))
-    got = delta_rule_step(**inputs, state_pool=pool.states, slots=SLOTS, path=path)
+    with pytest.raises(ConfigError, match="v requires a gradient"):
+        delta_rule_step(**inputs, state_pool=pool.states, slots=SLOTS, path=path)
+    with torch.no_grad():
+        got = delta_rule_step(**inputs, state_pool=pool.states, slots=SLOTS, path=path)
     assert not got.requires_grad
     assert not pool.states.requires_grad
 

@@ -108,6 +108,22 @@ def test_other_models_keep_the_librarys_functions() -> None:
     assert report().calls == before
 
 
+@pytest.mark.parametrize("family", MODELS)
+def test_a_gradient_is_refused_not_forgotten(family: str) -> None:
+    model = MODELS[family]()
+    use_kernels(model)
+    with pytest.raises(ConfigError, match="requires a gradient, and the kernels have none"):
+        model(input_ids=torch.ones(1, 5, dtype=torch.int64))
+
+
+def test_the_reference_path_runs_a_whole_model() -> None:
+    ours, theirs = random_model("kimi_linear"), random_model("kimi_linear")
+    use_kernels(ours, path="reference")
+    assert (run(ours) - run(theirs)).abs().max().item() <= TOLERANCE
+    with pytest.raises(ConfigError, match="path is 'cuda'; use one of reference, torch, triton"):
+        use_kernels(ours, path="cuda")
+
+
 def test_a_model_without_linear_layers_is_refused() -> None:
     config = transformers.Qwen3Config(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=16

@@ -48,6 +48,11 @@ def check_tensor(
     ):
         wanted_text = ", ".join(str(size) for size in shape)
         raise ConfigError(f"{name} has shape {list(sizes)}; it must be [{wanted_text}]")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ConfigError(
+            f"{name} requires a gradient, and the kernels have none; call them under "
+            "torch.inference_mode() or torch.no_grad()"
+        )
     if device is not None and value.device != device:
         raise ConfigError(f"{name} is on {value.device}, the other arguments are on {device}")
     if contiguous == "all" and not value.is_contiguous():
@@ -97,6 +102,8 @@ def whole_numbers(name: str, values: Iterable[int]) -> tuple[int, ...]:
                 "numbers in one dimension"
             )
         return tuple(values.tolist())
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is {values!r}; it is a list of whole numbers")
     made = tuple(values)
     wrong = [value for value in made if type(value) is not int]
     if wrong:

@@ -3,6 +3,7 @@
 Every operation of `prfaas.kernels` has up to three paths with the same arguments and results:
 
 - ``"reference"``: a loop over tokens in float64, slow, the truth that the others are tested with;
+  its results are float64 too, so cast them before they go into the next operation;
 - ``"torch"``: batched torch operations, any device, the path for CPUs;
 - ``"triton"``: our kernels, for GPUs; on CPU tensors under ``TRITON_INTERPRET=1``.
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import threading
@@ -129,9 +131,16 @@ def report() -> KernelReport:
         calls, fallbacks = dict(_CALLS), dict(_FALLBACKS)
     return KernelReport(
         torch_version=torch.__version__,
-        triton_version=importlib.metadata.version("triton") if has_triton() else None,
+        triton_version=_triton_version() if has_triton() else None,
         is_interpreting=is_interpreting(),
         devices=tuple(torch.cuda.get_device_name(index) for index in range(count)),
         calls=calls,
         fallbacks=fallbacks,
     )
+
+
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # builds for other GPUs have other names
+        return f"{importlib.import_module('triton').__version__}"

@@ -14,7 +14,8 @@ class PageTable:
     """Pages of the KV cache that each request holds, checked against the cache.
 
     Args:
-        pages: per request its page ids in token order.
+        pages: per request its page ids in token order, each once. Requests may share pages, as a
+            common prefix; nobody sees to it that only one of them writes to such a page.
         kv_lens: per request the tokens that are in the cache, those of this call included.
         page_size: tokens per page.
         num_pages: pages of the cache.
@@ -33,12 +34,15 @@ class PageTable:
         num_pages: int,
         device: torch.device | str,
     ) -> None:
+        if not isinstance(pages, Iterable):
+            raise ConfigError(f"pages is {pages!r}; give one list of page ids per request")
         rows = [whole_numbers("pages", row) for row in pages]
         lens = whole_numbers("kv_lens", kv_lens)
-        if page_size < 1 or len(rows) != len(lens):
+        if type(page_size) is not int or page_size < 1:
+            raise ConfigError(f"page_size is {page_size!r}; a page has at least 1 token")
+        if len(rows) != len(lens):
             raise ConfigError(
-                f"pages has {len(rows)} rows for {len(lens)} kv_lens, pages of {page_size} tokens; "
-                "give one row per request, and pages of at least 1 token"
+                f"pages has {len(rows)} rows for {len(lens)} kv_lens; give one of each per request"
             )
         for index, (row, length) in enumerate(zip(rows, lens, strict=True)):
             wrong = [page for page in row if not 0 <= page < num_pages]
@@ -46,6 +50,11 @@ class PageTable:
                 raise ConfigError(
                     f"pages of request {index} hold {wrong[0]}; the cache has pages 0 to "
                     f"{num_pages - 1}"
+                )
+            if len(set(row)) < len(row):
+                twice = next(page for page in row if row.count(page) > 1)
+                raise ConfigError(
+                    f"pages of request {index} hold {twice} twice; each holds other tokens"
                 )
             if not 0 <= length <= len(row) * page_size:
                 raise ConfigError(

@@ -74,8 +74,12 @@ class PoolTensors:
         """Entries of this class's views for blocks or slots of a group.
 
         Raises:
-            ConfigError: an id outside of the pool.
+            ConfigError: no such group, or an id outside of the pool.
         """
+        if not 0 <= group_id < len(self._geometry.units):
+            raise ConfigError(
+                f"group_id is {group_id}; the model has groups 0 to {len(self._geometry.units) - 1}"
+            )
         return [self._geometry.unit_offset(group_id, block) // STEP_BYTES for block in ids]
 
     def num_addresses(self, group_id: GroupId) -> int:

@@ -97,8 +97,7 @@ class Sequences:
     def __init__(self, offsets: Iterable[int]) -> None:
         self.offsets: tuple[int, ...] = whole_numbers("cu_seqlens", offsets)
         if not self.offsets or self.offsets[0] != 0:
-            first = self.offsets[:1] or "empty"
-            raise ConfigError(f"cu_seqlens starts with {first}; it starts with 0")
+            raise ConfigError(f"cu_seqlens is {list(self.offsets[:3])}...; it must begin with 0")
         for index, (a, b) in enumerate(itertools.pairwise(self.offsets)):
             if b < a:
                 raise ConfigError(
@@ -181,6 +180,8 @@ class Sequences:
         """Checkpoint positions as tuples, one per sequence."""
         if checkpoints is None:
             return ((),) * self.num_sequences
+        if not isinstance(checkpoints, Iterable):
+            raise ConfigError(f"checkpoints is {checkpoints!r}; give one list per sequence")
         wanted = tuple(whole_numbers("checkpoints", positions) for positions in checkpoints)
         if len(wanted) != self.num_sequences:
             raise ConfigError(

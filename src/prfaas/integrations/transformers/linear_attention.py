@@ -37,6 +37,7 @@ from prfaas.kernels import (
     ssd,
     ssd_step,
 )
+from prfaas.kernels.dispatch import Path
 
 _PAIRS = (
     ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
@@ -50,7 +51,8 @@ def use_kernels(model: Any, *, path: str | None = None) -> int:
     """Makes every linear-attention layer of ``model`` compute with `prfaas.kernels`, from now on.
 
     Results agree with the library's own within the tolerance of the layer's dtype; they are not
-    bit-equal.
+    bit-equal. The kernels have no gradients: call the model under ``torch.inference_mode()`` or
+    ``torch.no_grad()``, as ``generate`` does, else it raises ConfigError.
 
     Args:
         model: a loaded model of transformers.
@@ -63,6 +65,8 @@ def use_kernels(model: Any, *, path: str | None = None) -> int:
         ConfigError: the model has no layer that can be changed, or a layer's weights are moved
             between devices by hooks.
     """
+    if path is not None and path not in tuple(Path):
+        raise ConfigError(f"path is {path!r}; use one of {', '.join(Path)}, or None")
     replacements = _replacements(path)
     layers = [(layer, names) for layer in model.modules() if (names := _called(layer))]
     if not layers:
@@ -150,7 +154,7 @@ def _replacements(path: str | None) -> dict[str, Callable[..., Any]]:
             path=path,
         )
         output = result.output.unflatten(0, (batch, length)).to(query.dtype)
-        return output, result.final_state if output_final_state else None
+        return output, result.final_state.float() if output_final_state else None
 
     def recurrent(
         query: torch.Tensor,
@@ -206,7 +210,8 @@ def _convolve(
         cu_seqlens=_equal_lengths(batch, length),
         path=path,
     )
-    return result.output.unflatten(0, (batch, length)).transpose(1, 2)
+    output = result.output.to(hidden_states.dtype)
+    return output.unflatten(0, (batch, length)).transpose(1, 2)
 
 
 def _chunk_scan(
@@ -239,8 +244,8 @@ def _chunk_scan(
         cu_seqlens=_equal_lengths(batch, length),
         path=path,
     )
-    output = result.output.unflatten(0, (batch, length))
-    return (output, result.final_state) if return_final_states else output
+    output = result.output.unflatten(0, (batch, length)).to(hidden_states.dtype)
+    return (output, result.final_state.float()) if return_final_states else output
 
 
 def _state_update(

@@ -31,7 +31,8 @@ def paged_write(
         cache: [num_pages, page_size, heads, dim] or [num_pages, page_size, dim], same dtype; the
             strides of its first dimensions are free.
         page_table: pages and lengths of the sequences, these tokens included.
-        cu_seqlens: ends of the sequences; None for one token per request of the table.
+        cu_seqlens: 0, then the end of each request's new tokens; None for one request. A decode
+            step has one token each: ``Sequences.of_lengths([1] * num_requests)``.
         path: see `prfaas.kernels.dispatch`.
 
     Raises:
@@ -78,8 +79,7 @@ def _check(
             f"{page_table.pages.device}; cache has {cache.shape[0]} on {cache.device}"
         )
     count = page_table.num_requests
-    default = Sequences.of_lengths((1,) * count) if cu_seqlens is None else cu_seqlens
-    sequences = Sequences.of(default, rows.shape[0])
+    sequences = Sequences.of(cu_seqlens, rows.shape[0])
     if sequences.num_sequences != count:
         raise ConfigError(
             f"cu_seqlens has {sequences.num_sequences} sequences, page_table {count} requests; "

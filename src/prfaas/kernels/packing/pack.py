@@ -30,7 +30,7 @@ def pack(
     and ``out`` may be read after it there.
 
     Args:
-        regions: what the plan's pieces lie in.
+        regions: what the plan's pieces lie in: a contiguous tensor of any dtype, or a list of them.
         pieces: the plan.
         out: uint8 [pieces.num_bytes] to write into, which shares no memory with a piece; bytes of
             it that belong to no piece stay as they are. By default a new tensor, with zeros there.
@@ -96,6 +96,8 @@ def _copy(
 
 def open_regions(regions: Regions, pieces: Pieces) -> list[torch.Tensor]:
     """Regions as bytes, checked against the plan."""
+    if not isinstance(pieces, Pieces):
+        raise ConfigError(f"pieces is a {type(pieces).__name__}; make a prfaas.kernels.Pieces")
     listed = [regions] if isinstance(regions, torch.Tensor) else list(regions)
     if not listed:
         raise ConfigError("regions is empty; pass at least one tensor, so that a device is known")

@@ -15,8 +15,8 @@ from prfaas.kernels.packing.quantize import (
     QuantizedRows,
     check_code,
     check_dtype,
-    dequantize_rows,
-    quantize_rows,
+    decode,
+    encode,
     refusal,
 )
 
@@ -130,7 +130,7 @@ def pack_quantized(
     copy = copy_pieces if chosen is Path.TORCH else copy_slices
     copy(flat, pieces, plain, to_packed=True)
     values = plain.view(source_dtype).view(-1, row_elements)
-    rows = quantize_rows(values, code=code, path=chosen)
+    rows = encode(values, code, chosen)
     out[: form.num_codes] = rows.codes.view(-1).view(torch.uint8)
     out[form.scales_at :] = rows.scales.view(torch.uint8)
     return out
@@ -172,7 +172,7 @@ def unpack_quantized(
         return
     codes = packed[: form.num_codes].view(code.dtype).view(-1, row_elements)
     rows = QuantizedRows(codes=codes, scales=packed[form.scales_at :].view(torch.float32))
-    plain = dequantize_rows(rows, dtype=source_dtype, path=chosen).view(-1).view(torch.uint8)
+    plain = decode(rows, source_dtype).view(-1).view(torch.uint8)
     copy = copy_pieces if chosen is Path.TORCH else copy_slices
     copy(flat, pieces, plain, to_packed=False)
 

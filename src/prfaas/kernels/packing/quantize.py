@@ -71,9 +71,7 @@ def quantize_rows(
     check_tensor("x", x, shape=_free_shape(x))
     chosen = choose("quantize_rows", x.device, path, refusal=refusal(x.device, code, x.shape[-1]))
     if chosen is not Path.TRITON:
-        encode = encode_rows if chosen is Path.TORCH else _encode_row_by_row
-        codes, scales = encode(x, code)
-        return QuantizedRows(codes=codes, scales=scales)
+        return encode(x, code, chosen)
     from prfaas.kernels.packing import launches
 
     codes = torch.empty(x.shape, dtype=code.dtype, device=x.device)
@@ -119,12 +117,23 @@ def dequantize_rows(
     why = refusal(codes.device, code, codes.shape[-1])
     chosen = choose("dequantize_rows", codes.device, path, refusal=why)
     if chosen is not Path.TRITON:
-        return (codes.float() * scales[..., None]).to(dtype)
+        return decode(rows, dtype)
     from prfaas.kernels.packing import launches
 
     out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     launches.quantize_matrix(three_dimensions(out), codes, scales, encode=False, code=code).run()
     return out
+
+
+def encode(x: torch.Tensor, code: Code, path: Path) -> QuantizedRows:
+    """`quantize_rows` on a path other than Triton's."""
+    codes, scales = (encode_rows if path is Path.TORCH else _encode_row_by_row)(x, code)
+    return QuantizedRows(codes=codes, scales=scales)
+
+
+def decode(rows: QuantizedRows, dtype: torch.dtype) -> torch.Tensor:
+    """`dequantize_rows` on a path other than Triton's."""
+    return (rows.codes.float() * rows.scales[..., None]).to(dtype)
 
 
 def encode_rows(x: torch.Tensor, code: Code) -> tuple[torch.Tensor, torch.Tensor]:
