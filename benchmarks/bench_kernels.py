@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
 from _common import emit, parser
@@ -48,16 +49,27 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def _require_match(only: str, names: Sequence[str]) -> None:
+    if not any(only in name for name in names):
+        print(
+            f"--only {only}: no case has this in its name; cases: {', '.join(names)}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
     if args.device == "cpu":
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
         from kernel_bench import cpu_run
 
+        _require_match(args.only, cpu_run.names())
         emit(args, *cpu_run.run(is_quick=args.quick, only=args.only))
         return
     from kernel_bench import device_run
 
+    _require_match(args.only, list(device_run.CASES))
     rows, ratios, failures = device_run.run(args.device, is_quick=args.quick, only=args.only)
     emit(args, rows, ratios)
     if failures:

@@ -149,6 +149,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.new_tokens < 1:
         parser.error("--new-tokens is at least 1")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: torch sees no GPU here")
     texts = prompts()
     model = HybridModel(POCKET, device=args.device, path=args.path)
     with torch.inference_mode():
@@ -180,6 +182,8 @@ def show(result: dict[str, Any], *, as_json: bool) -> None:
     print(f"prefill {result['prefill_s']:.2f} s, decode {result['decode_s']:.2f} s")
     print(f"leaked blocks {result['leaked_blocks']}")
     print(", ".join(f"{call} {count}" for call, count in result["kernel_calls"].items()))
+    same = sum(row["same"] for row in result["rows"])
+    print(f"same tokens and logits as transformers alone: {same}/{len(result['rows'])}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,11 @@ QUICK_S = 25.0
 """After this a quick run takes one sample of each."""
 
 
+def names() -> list[str]:
+    """Of every contest."""
+    return [*cpu.contests(QUICK_TOKENS), *(f"{name}_prefill" for name in models.MODELS)]
+
+
 def run(*, is_quick: bool, only: str) -> tuple[list[dict[str, object]], dict[str, float]]:
     """Rows and ratios of the contests whose name has ``only`` in it."""
     timer = HostTimer(min_rounds=9, max_rounds=200, budget_s=6.0, limit_s=20.0)
@@ -49,7 +54,10 @@ def run(*, is_quick: bool, only: str) -> tuple[list[dict[str, object]], dict[str
                 if only in f"{name}_prefill":
                     contest, engines = models.prefill_contest(name, PROMPT_TOKENS)
                     add(contest)
-                    rows += models.decode_rows(name, engines, 10 if is_quick else 60)
+                    decode = models.decode_rows(name, engines, 10 if is_quick else 60)
+                    rows += decode
+                    ours, theirs = (row["median_ms"] for row in decode)
+                    ratios[f"{name}_decode_vs_transformers"] = theirs / ours
             for name, build in builds.items():
                 if only in name:
                     add(build())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -74,18 +75,18 @@ def prefill_contest(name: str, num_tokens: int) -> tuple[Contest, list[Transform
 
 def decode_rows(
     name: str, engines: list[TransformersEngine], num_steps: int
-) -> list[dict[str, object]]:
-    """Decode steps in turns on the requests that the prefill left open, for information."""
+) -> list[dict[str, Any]]:
+    """Decode steps in turns on the requests that the prefill left open: ours, theirs."""
     seconds: list[list[float]] = [[], []]
     for number in range(num_steps + 2):
         for engine, samples in zip(engines, seconds, strict=True):
             start = time.perf_counter()
             engine.decode(REQUEST, number % VOCAB_SIZE)
             samples.append(time.perf_counter() - start)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for by, samples in zip(("prfaas", "transformers"), seconds, strict=True):
         median = statistics.median(samples[2:])  # the first two warm up
-        row: dict[str, object] = {"op": f"{name}_decode", "what": "batch 1", "by": by}
+        row: dict[str, Any] = {"op": f"{name}_decode", "what": "batch 1", "by": by}
         row |= {"threads": torch.get_num_threads(), "steps_per_s": 1 / median}
         rows.append({**row, "median_ms": median * 1e3, "num_samples": num_steps})
     return rows
