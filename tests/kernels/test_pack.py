@@ -192,3 +192,15 @@ def test_refused_runs() -> None:
         unpack(region[32:160], region, pieces)
     near = random_region(512, 1)
     assert as_bytes(pack(near, pieces, out=near[192:320])) == as_bytes(near[192:320])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_regions_that_are_one_tensor_are_seen(path: str) -> None:
+    run = torch.zeros(32, dtype=torch.uint8, device=DEVICE)
+    region = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
+    apart = Pieces([0, 16], [16, 16], regions=[0, 1])
+    unpack(run, [region, region], apart, path=path)
+    with pytest.raises(ConfigError, match="pieces 0 and 1 both hold byte 8"):
+        unpack(run, [region, region[8:]], Pieces([8, 0], [16, 16], regions=[0, 1]), path=path)
+    with pytest.raises(ConfigError, match="pieces is a list; make a"):
+        unpack(run, [region], [(0, 32)], path=path)  # type: ignore[arg-type]

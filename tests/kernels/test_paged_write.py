@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 
@@ -45,6 +47,22 @@ def test_a_decode_step_writes_one_token_per_request(path: str) -> None:
     paged_write(torch.ones(4, 2, 4, device=DEVICE), cache, table(), cu_seqlens=one_each, path=path)
     written = cache.sum(dim=(2, 3)).nonzero().tolist()
     assert written == [[0, 0], [2, 2], [3, 7], [7, 4]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_heads_far_apart(path: str) -> None:
+    """H44: the third head lies beyond 2^31 elements. Never touched memory costs nothing."""
+    far = 2**30
+    if DEVICE.type == "cpu":
+        pages = mmap.mmap(-1, 2 * far + 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = torch.frombuffer(pages, dtype=torch.int8)
+    else:
+        memory = torch.zeros(2 * far + 4096, dtype=torch.int8, device=DEVICE)
+    cache = memory.as_strided((12, 16, 3, 4), (64, 4, far, 1))
+    rows = torch.arange(12, dtype=torch.int8, device=DEVICE).view(1, 3, 4)
+    one = PageTable([[5]], [3], page_size=16, num_pages=12, device=DEVICE)
+    paged_write(rows, cache, one, path=path)
+    assert torch.equal(cache[5, 2], rows[0])
 
 
 def test_the_door_names_what_is_wrong() -> None:

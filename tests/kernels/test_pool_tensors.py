@@ -80,6 +80,19 @@ def test_no_view_reaches_past_the_pool() -> None:
     assert last[-1].storage_offset() + last[-1].numel() <= pool.geometry.pool_bytes // 2
 
 
+def test_a_buffer_inside_a_larger_tensor() -> None:
+    geometry = PoolGeometry.for_spec(hybrid(), block_size=64, pool_bytes=1_200_000)
+    large = torch.zeros(geometry.pool_bytes + 8192, dtype=torch.uint8)
+    tensors = PoolTensors(large[4096 : 4096 + geometry.pool_bytes], geometry)
+    tensors.rows(1)["row"][0] = 1
+    tensors.states(0)["recurrent"][-1] = 1
+    assert not large[:4096].any()
+    assert not large[-4096:].any()
+    assert large.any()
+    with pytest.raises(ConfigError, match="buffer begins at byte 47 of its storage"):
+        PoolTensors(large[47:], geometry)
+
+
 def test_wrong_layers_and_buffers_are_refused_by_name() -> None:
     pool, tensors = make()
     with pytest.raises(ConfigError, match="layer 2 has no cache"):

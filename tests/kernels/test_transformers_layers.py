@@ -116,6 +116,33 @@ def test_a_gradient_is_refused_not_forgotten(family: str) -> None:
         model(input_ids=torch.ones(1, 5, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("family", MODELS)
+def test_packed_rows_are_refused(family: str) -> None:
+    """The layers would mix the sequences: not every function is told the borders."""
+    model = MODELS[family]()
+    use_kernels(model)
+    borders = torch.tensor([0, 3, 5], dtype=torch.int32)
+    with torch.no_grad(), pytest.raises(ConfigError, match="a layer was given"):
+        model(
+            input_ids=torch.ones(1, 5, dtype=torch.int64),
+            position_ids=torch.tensor([[0, 1, 2, 0, 1]]),
+            cu_seqlens=borders,
+            cu_seq_lens_q=borders,
+            seq_idx=torch.tensor([[0, 0, 0, 1, 1]], dtype=torch.int32),
+        )
+
+
+def test_a_layer_is_not_changed_behind_its_users_back() -> None:
+    model = random_model("kimi_linear")
+    assert use_kernels(model) == use_kernels(model) == 4
+    layer = next(m for m in model.modules() if type(m).__name__ == "KimiLinearDeltaAttention")
+    with torch.no_grad(), pytest.raises(ConfigError, match="got cache_params; its name is cache"):
+        layer(torch.zeros(1, 3, 64), cache_params=transformers.DynamicCache(config=model.config))
+    layer.forward = lambda *_, **__: None
+    with pytest.raises(ConfigError, match="already has a forward method of its own"):
+        use_kernels(model)
+
+
 def test_the_reference_path_runs_a_whole_model() -> None:
     ours, theirs = random_model("kimi_linear"), random_model("kimi_linear")
     use_kernels(ours, path="reference")

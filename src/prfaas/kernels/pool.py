@@ -46,6 +46,11 @@ class PoolTensors:
             raise ConfigError(
                 f"buffer is {buffer.dtype} {list(buffer.shape)}; use contiguous uint8 [num_bytes]"
             )
+        if buffer.storage_offset() % STEP_BYTES:
+            raise ConfigError(
+                f"buffer begins at byte {buffer.storage_offset()} of its storage; it must begin at "
+                f"a multiple of {STEP_BYTES}"
+            )
         if buffer.shape[0] < geometry.pool_bytes or buffer.data_ptr() % STEP_BYTES:
             raise ConfigError(
                 f"buffer has {buffer.shape[0]} bytes at address {buffer.data_ptr():#x}; the pool "
@@ -149,8 +154,11 @@ class PoolTensors:
             raise ConfigError(
                 f"a part of {dtype} begins at byte {start}, no multiple of {dtype.itemsize}"
             )
-        step, first = STEP_BYTES // dtype.itemsize, start // dtype.itemsize
-        return self._buffer.view(dtype).as_strided((count, *shape), (step, *strides), first)
+        data = self._buffer.view(dtype)
+        # as_strided counts from the start of the storage, where the buffer may not begin.
+        first = data.storage_offset() + start // dtype.itemsize
+        step = STEP_BYTES // dtype.itemsize
+        return data.as_strided((count, *shape), (step, *strides), first)
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ from prfaas.kernels import (
 )
 from prfaas.kernels.dispatch import Path
 
+_OLD_CACHE_NAMES = ("cache_params", "past_key_values")
 _PAIRS = (
     ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
     ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
@@ -52,7 +53,9 @@ def use_kernels(model: Any, *, path: str | None = None) -> int:
 
     Results agree with the library's own within the tolerance of the layer's dtype; they are not
     bit-equal. The kernels have no gradients: call the model under ``torch.inference_mode()`` or
-    ``torch.no_grad()``, as ``generate`` does, else it raises ConfigError.
+    ``torch.no_grad()``, as ``generate`` does, else it raises ConfigError. So does a batch packed
+    without padding: the functions do not get to know all borders. A deep copy keeps the kernels; a
+    pickled model comes back with the library's own functions.
 
     Args:
         model: a loaded model of transformers.
@@ -77,6 +80,12 @@ def use_kernels(model: Any, *, path: str | None = None) -> int:
             'leave linear_attention="transformers"'
         )
     for layer, _ in layers:
+        own = layer.__dict__.get("forward")
+        if own is not None and not hasattr(own, "uses_prfaas_kernels"):
+            raise ConfigError(
+                f"{type(layer).__name__} already has a forward method of its own, which would be "
+                "lost; remove it first"
+            )
         if any(hasattr(module, "_hf_hook") for module in layer.modules()):
             raise ConfigError(
                 f"{type(layer).__name__} has hooks that move its weights between devices; load the "
@@ -109,7 +118,16 @@ def _rebound(layer: Any, replacements: Mapping[str, Callable[..., Any]]) -> type
         original.__closure__,
     )
     function.__kwdefaults__ = original.__kwdefaults__
-    return types.MethodType(function, layer)
+    known = inspect.signature(original).parameters
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in _OLD_CACHE_NAMES:  # a wrapper of the library's would have renamed these
+            if kwargs.get(name) is not None and name not in known:
+                raise ConfigError(f"{type(layer).__name__} got {name}; its name is cache now")
+        return function(self, *args, **kwargs)
+
+    forward.uses_prfaas_kernels = True  # type: ignore[attr-defined]
+    return types.MethodType(forward, layer)
 
 
 @functools.lru_cache(maxsize=256)
@@ -142,14 +160,14 @@ def _replacements(path: str | None) -> dict[str, Callable[..., Any]]:
         initial_state: torch.Tensor | None = None,
         output_final_state: bool = False,
         use_qk_l2norm_in_kernel: bool = False,
-        cu_seqlens: torch.Tensor | None = None,
-        **_: Any,
+        **rest: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        _refuse_packed(rest)
         batch, length = query.shape[:2]
         result = delta_rule(
             *map(_packed, (query, key, value, g, beta)),
             initial_state=initial_state,
-            cu_seqlens=_equal_lengths(batch, length) if cu_seqlens is None else cu_seqlens,
+            cu_seqlens=_equal_lengths(batch, length),
             normalize_qk=use_qk_l2norm_in_kernel,
             path=path,
         )
@@ -195,10 +213,11 @@ def _convolve(
     activation: str | None = None,
     *,
     path: str | None,
-    **_: Any,
+    **rest: Any,
 ) -> torch.Tensor:
     """[batch, channels, tokens], where the columns that went before lead the tokens. What is
     returned has its channels innermost in memory, so heads are views of it."""
+    _refuse_packed(rest)
     batch, _channels, length = hidden_states.shape
     if activation not in (None, "silu", "swish"):
         raise ConfigError(f"a convolution with activation {activation!r}; silu is supported")
@@ -229,8 +248,9 @@ def _chunk_scan(
     return_final_states: bool = False,
     *,
     path: str | None,
-    **_: Any,
+    **rest: Any,
 ) -> Any:
+    _refuse_packed(rest)
     batch, length = hidden_states.shape[:2]
     step = _step_size(dt, dt_bias, softplus=dt_softplus).clamp(*dt_limit)
     result = ssd(
@@ -277,6 +297,15 @@ def _state_update(
         path=path,
     )
     return (output if z is None else output * F.silu(z)).to(hidden_states.dtype)
+
+
+def _refuse_packed(arguments: Mapping[str, Any]) -> None:
+    """Sequences packed into one row: the convolution is not told where one ends."""
+    for name in ("cu_seqlens", "seq_idx"):
+        if arguments.get(name) is not None:
+            raise ConfigError(
+                f"a layer was given {name}; pad the batch, or call the model once per sequence"
+            )
 
 
 def _step_size(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:

@@ -57,6 +57,8 @@ def paged_decode(
     caches.check_requests(page_table, q.shape[0], "q")
     factor = caches.check_scale(scale, q.shape[2])
     caches.check_count("window", window)
+    if window is not None and window >= page_table.max_kv_len:
+        window = None  # nobody has as many keys
     caches.check_splits(num_splits)
     refusal = caches.refuse_heads(q.shape[2], value_cache.shape[3])
     chosen = choose("paged_decode", q.device, path, refusal=refusal)

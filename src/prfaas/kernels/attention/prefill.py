@@ -61,6 +61,8 @@ def paged_prefill(
     _check_lengths(page_table, sequences)
     factor = caches.check_scale(scale, q.shape[2])
     caches.check_count("window", window)
+    if window is not None and window >= page_table.max_kv_len:
+        window = None  # nobody has as many keys
     refusal = caches.refuse_heads(q.shape[2], value_cache.shape[3])
     chosen = choose("paged_prefill", q.device, path, refusal=refusal)
     if chosen is Path.TRITON:

@@ -28,8 +28,9 @@ def paged_write_kernel(
     """Grid (tokens, tiles of BLOCK elements of a row)."""
     token = tl.program_id(0)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    head, dim = element // DIM, element % DIM
     inside = element < HEADS * DIM
+    element = offset64(element, 1)  # heads may lie far apart: head-major caches
+    head, dim = element // DIM, element % DIM
     owner = tl.load(sequence_ids + offset64(token, 1))
     end = tl.load(offsets + offset64(owner, 1) + 1)
     position = tl.load(kv_lens + offset64(owner, 1)) - end + token
@@ -37,5 +38,5 @@ def paged_write_kernel(
     page = tl.load(pages + offset64(owner, table_stride) + column)
     source = rows + offset64(token, ROW_TOKEN) + head * ROW_HEAD + dim
     values = tl.load(source, mask=inside)
-    base = cache + offset64(page, CACHE_PAGE) + (position - column * PAGE_SIZE) * CACHE_SLOT
+    base = cache + offset64(page, CACHE_PAGE) + offset64(position - column * PAGE_SIZE, CACHE_SLOT)
     tl.store(base + head * CACHE_HEAD + dim, values, mask=inside)

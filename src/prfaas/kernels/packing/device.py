@@ -178,7 +178,7 @@ def transpose_matrices(
     source += offset64(matrix // HEADS, NUM_STRIDE) + offset64(matrix % HEADS, HEAD_STRIDE)
     target += offset64(matrix, A * B)
     mask = (a < A)[:, None] & (b < B)[None, :]
-    x = tl.load(source + a[:, None] * A_STRIDE + b[None, :], mask=mask)
+    x = tl.load(source + offset64(a, A_STRIDE)[:, None] + b[None, :], mask=mask)
     mask = (b < B)[:, None] & (a < A)[None, :]
     x = tl.trans(x).to(target.dtype.element_ty)
     tl.store(target + b[:, None] * A + a[None, :], x, mask=mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -68,7 +69,7 @@ def unpack(
         ConfigError: as for `pack`; pieces that overlap in a region.
     """
     flat = open_regions(regions, pieces)
-    pieces.check_unpackable()
+    check_targets(flat, pieces)
     check_run("packed", packed, pieces.num_bytes, flat[0].device)
     check_apart("packed", packed, flat, pieces)
     _copy("unpack", flat, pieces, packed, to_packed=False, path=path)
@@ -118,6 +119,16 @@ def open_regions(regions: Regions, pieces: Pieces) -> list[torch.Tensor]:
         flat.append(region.detach().reshape(-1).view(torch.uint8))
     pieces.check_regions([len(region) for region in flat])
     return flat
+
+
+def check_targets(regions: Sequence[torch.Tensor], pieces: Pieces) -> None:
+    """Refuses pieces that would be unpacked into the same bytes, also where regions share them."""
+    pieces.check_unpackable()
+    ranges = sorted((region.data_ptr(), region.data_ptr() + len(region)) for region in regions)
+    if all(a[1] <= b[0] for a, b in itertools.pairwise(ranges)):
+        return
+    starts = torch.tensor([region.data_ptr() - ranges[0][0] for region in regions])
+    Pieces(starts[pieces.regions] + pieces.offsets, pieces.sizes).check_unpackable()
 
 
 def check_run(name: str, run: torch.Tensor, num_bytes: int, device: torch.device) -> None:

@@ -8,7 +8,13 @@ import torch
 from prfaas.errors import ConfigError
 from prfaas.kernels.dispatch import Path, choose
 from prfaas.kernels.packing.copies import copy_pieces, copy_slices
-from prfaas.kernels.packing.pack import Regions, check_apart, check_run, open_regions
+from prfaas.kernels.packing.pack import (
+    Regions,
+    check_apart,
+    check_run,
+    check_targets,
+    open_regions,
+)
 from prfaas.kernels.packing.pieces import VECTOR_BYTES, Pieces
 from prfaas.kernels.packing.quantize import (
     Code,
@@ -158,7 +164,7 @@ def unpack_quantized(
     form = CodedForm.of(pieces, source_dtype=source_dtype, row_elements=row_elements)
     code = check_code(code)
     flat = open_regions(regions, pieces)
-    pieces.check_unpackable()
+    check_targets(flat, pieces)
     device = flat[0].device
     check_run("packed", packed, form.num_bytes, device)
     check_apart("packed", packed, flat, pieces)
