@@ -242,3 +242,18 @@ def test_doors(path: str, named: str) -> None:
     arguments = {name: getattr(case, name) for name in ("q", "k", "v", "g", "beta")}
     with pytest.raises(ConfigError, match=named):
         delta_rule(**{**arguments, "path": path, **WRONG[named](case)})
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-12])
+def test_small_inputs_beside_strong_gates(path: str, size: float) -> None:
+    """What strong gates have made negligible is dropped; what was small from the start is not."""
+    torch.manual_seed(3)
+    q, k, v = torch.randn(64, 1, 16), torch.randn(64, 1, 16), torch.randn(64, 2, 16)
+    g = torch.where(torch.rand(64, 2, 16) < 0.1, -100.0, -0.05)
+    inputs = [x.to(DEVICE) for x in (q * size, k * size, v, g, torch.rand(64, 2))]
+    truth = delta_rule(*inputs, scale=1.0, path="reference").output
+    assert relative_error(delta_rule(*inputs, scale=1.0, path=path).output, truth) < 5e-6
+    inputs[:2] = [x.to(DEVICE) for x in (q, k)]
+    truth = delta_rule(*inputs, scale=1e-20, normalize_qk=True, path="reference").output
+    got = delta_rule(*inputs, scale=1e-20, normalize_qk=True, path=path).output
+    assert relative_error(got, truth) < 5e-6

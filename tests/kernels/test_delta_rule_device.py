@@ -114,7 +114,7 @@ if RUNS_TRITON:  # without it there is nothing to run
 @pytest.mark.parametrize("size", [1, 16, 60, 100, 128, 129, 256])
 def test_tiles_divide_the_padded_state(arch: Arch, dtype: torch.dtype, size: int) -> None:
     scan, combine = scan_tiles(arch, dtype, size, size), combine_tiles(size, size)
-    prepare = prepare_tiles(arch, dtype, size, size)
+    prepare = prepare_tiles(arch, dtype, size, size, is_per_channel=True)
     assert padded(size) >= size
     for key in (scan.key, combine.key, prepare.key):
         assert key >= 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -10,6 +12,9 @@ from prfaas.errors import ConfigError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that operations take for activations."""
+
+LARGEST_NUMBER = 3e38
+"""About the largest float32."""
 
 
 def check_tensor(
@@ -86,11 +91,15 @@ def check_multiple(name: str, count: int, of_name: str, of_count: int) -> None:
 
 def check_finite_number(name: str, value: object) -> float:
     """Refuses a scale that is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{name} is {value!r}; it must be a finite number")
-    if abs(value) == float("inf"):
-        raise ConfigError(f"{name} is {value!r}; it must be a finite number")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) < LARGEST_NUMBER:  # nor is NaN
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number, as float32 knows them")
+    return number
 
 
 def whole_numbers(name: str, values: Iterable[int]) -> tuple[int, ...]:
@@ -105,7 +114,7 @@ def whole_numbers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise ConfigError(f"{name} is {values!r}; it is a list of whole numbers")
     made = tuple(values)
-    wrong = [value for value in made if type(value) is not int]
+    wrong = [v for v in made if isinstance(v, bool) or not isinstance(v, numbers.Integral)]
     if wrong:
         raise ConfigError(f"{name} holds {wrong[0]!r}; it holds whole numbers")
-    return made
+    return tuple(map(int, made))

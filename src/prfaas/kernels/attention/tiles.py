@@ -69,7 +69,7 @@ def prefill_tiles(arch: Arch, key_width: int, value_width: int, dtype: torch.dty
         return _float32_tiles(widest)
     if arch.is_amd:
         return Tiles(rows=64, keys=32, num_warps=4, num_stages=1)
-    if widest <= 128:
+    if widest <= 64 or (widest <= 128 and arch.max_shared_bytes >= 200 * KIB):
         return Tiles(rows=128, keys=64, num_warps=8, num_stages=2)
     if arch.max_shared_bytes < 200 * KIB:
         warps = 4 if widest <= 192 else 8

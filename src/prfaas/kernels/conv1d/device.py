@@ -46,10 +46,12 @@ def store_state(
     lead: tl.constexpr = WIDTH - 1
     for column in tl.static_range(lead):
         token = end - lead + column
-        value = tl.load(x_at + token * X_ROW, mask=channel_ok & (token >= begin), other=0.0)
+        # Selects: Triton 3.9 interprets no mask that is made with a scalar.
+        is_new = tl.where(token >= begin, channel_ok, False)
+        value = tl.load(x_at + token * X_ROW, mask=is_new, other=0.0)
         if initial_at is not None:
             old_at = initial_at + (lead + token - begin)
-            old = tl.load(old_at, mask=channel_ok & (token < begin), other=0.0)
+            old = tl.load(old_at, mask=tl.where(token < begin, channel_ok, False), other=0.0)
             value = tl.where(token >= begin, value, old)
         tl.store(target_at + column, value, mask=channel_ok)
 
@@ -73,7 +75,7 @@ def store_head(
     tokens, in which the second source of inputs would cost all registers."""
     lead: tl.constexpr = WIDTH - 1
     for token in tl.static_range(lead):
-        ok = channel_ok & (begin + token < end)
+        ok = tl.where(begin + token < end, channel_ok, False)
         total = tl.zeros(channel_ok.shape, tl.float32)
         if bias_at is not None:
             total += tl.load(bias_at, mask=ok, other=0.0).to(tl.float32)

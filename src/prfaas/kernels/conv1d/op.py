@@ -82,7 +82,7 @@ def causal_conv1d(
         )
         prefill_launch(
             arch_of(x.device),
-            *(x, weight, bias, initial_state, sequences, checkpoints, result),
+            *(x, weight, bias, initial_state, sequences, wanted, result),
             activation=activation,
         ).run()
         return result

@@ -14,6 +14,7 @@ STRONG = -70.0
 are many times slower."""
 
 NOTHING = 1e-18
+SMALL_INPUT = 1e-6
 """In chunks with strong gates, factors up to this are set to 0: then no product of two of them is
 subnormal, and no float32 sum with anything of their size before decay can tell."""
 
@@ -109,7 +110,10 @@ def _per_channel(
     second is that to the end of the first times that from there. Both are products of decays, so
     no gate is too strong, and none is lost in a sum with another."""
     count, size, _, dim = keys_queries.shape
-    is_strong = _is_strong(gates.sum(1))
+    # What is made 0 holds keys and queries too: only where these are not that small themselves.
+    is_strong = _is_strong(gates.sum(1)) and bool(
+        (keys_queries.abs().amax((0, 1, 3)) > SMALL_INPUT).all()
+    )
     total = _exp(gates, is_strong)
     trailing = keys_queries[:, :, 0].contiguous()
     products = torch.zeros((2, count, size, size), device=gates.device)

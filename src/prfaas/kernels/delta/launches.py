@@ -152,7 +152,9 @@ def prepare_launch(
 ) -> Launch:
     """Fills ``prepared``."""
     per_channel = inputs.is_per_channel
-    tiles = prepare_tiles(arch, inputs.v.dtype, inputs.key, inputs.value)
+    tiles = prepare_tiles(
+        arch, inputs.v.dtype, inputs.key, inputs.value, is_per_channel=inputs.is_per_channel
+    )
     return Launch(
         kernel=prepare,
         grid=(table.num_chunks * inputs.heads,),

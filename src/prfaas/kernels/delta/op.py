@@ -52,7 +52,7 @@ def delta_rule(
         k: [num_tokens, Hk, K] keys, dtype of ``q``; of norm 1 at most, or the state may grow
             without bound: see ``normalize_qk``.
         v: [num_tokens, Hv, V] values, dtype of ``q``; ``Hv`` is a multiple of ``Hk``.
-        g: natural logarithm of the decay, finite, at most 0, as low as you like (-1000 erases):
+        g: natural logarithm of the decay, finite, at most 0 (not looked at), as low as you like:
             [num_tokens, Hv] for one decay per head, [num_tokens, Hv, K] for one per channel.
         beta: [num_tokens, Hv] write strength, 0 to 2.
         scale: factor of the output; None for ``K ** -0.5``.

@@ -117,7 +117,9 @@ def scan(
         start = tl.load(starts + offset64(chunk, 1))
         is_row = rows < tl.load(lengths + offset64(chunk, 1))
         place = offset64(chunk, HEADS) + head
-        in_values = is_row[:, None] & is_column[None, :] & is_value
+        in_values = is_row[:, None] & is_column[None, :]
+        if IS_MAP:  # a select: 3.9 interprets no mask that is made with a scalar
+            in_values = tl.where(is_value, in_values, False)
         value_places = rows[:, None] * (HEADS * V) + columns[None, :]
         change = tl.load(u + offset64(start, HEADS * V) + value_places, in_values, 0.0)
         change = change.to(tl.float32)
@@ -182,7 +184,7 @@ def scan(
         if checkpoint_rows is not None:
             row = tl.load(checkpoint_rows + offset64(chunk, 1))
             there = checkpoints + (offset64(row, HEADS) + head) * (K * V)
-            tl.store(there + state_places, state, in_state & (row >= 0))
+            tl.store(there + state_places, state, tl.where(row >= 0, in_state, False))
     if final_row >= 0:
         final += (final_row * HEADS + head) * (K * WIDTH)
         tl.store(final + state_places, state, in_state)

@@ -37,22 +37,27 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def prepare_tiles(arch: Arch, dtype: torch.dtype, key: int, value: int) -> Tiles:
+def prepare_tiles(
+    arch: Arch, dtype: torch.dtype, key: int, value: int, *, is_per_channel: bool
+) -> Tiles:
     """Slabs as wide as registers allow: float32 products keep each operand in two parts.
 
     With four warps two programs share a processor, and one computes while the other waits. That is
-    too tight where rows are not aligned, and addresses take registers one by one.
+    too tight where rows are not aligned, and addresses take registers one by one; for a gate per
+    channel on sm_90 it is with one version of the compiler.
     """
     widest = 64 if arch.is_interpreter else 16 if dtype == torch.float32 else 32
     is_tight = (
         dtype == torch.float32
         or arch.name in ("sm_100", "sm_103")
+        or (is_per_channel and arch.name == "sm_90")
         or key % 16 > 0
         or value % 16 > 0
     )
+    wide_values = is_per_channel and arch.name == "sm_90"
     return Tiles(
         key=min(widest, padded(key)),
-        value=min(widest, padded(value)),
+        value=min(32 if wide_values else widest, padded(value)),
         num_warps=8 if is_tight and not arch.is_amd else 4,
     )
 
