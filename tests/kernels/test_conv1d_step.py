@@ -144,7 +144,6 @@ def test_a_gradient_is_refused_not_forgotten(path: str) -> None:
 
 
 def test_transformers_agrees(path: str) -> None:
-    pytest.importorskip("transformers")
     from transformers.models.qwen3_5.modeling_qwen3_5 import causal_conv1d_update
 
     x, weight, bias = randn(3, 16, seed=1), randn(16, 4, seed=2), randn(16, seed=3)

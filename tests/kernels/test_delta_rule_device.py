@@ -108,6 +108,21 @@ if RUNS_TRITON:  # without it there is nothing to run
         truth = delta_rule(q, k, v, g, beta, path="reference", normalize_qk=True)
         assert relative_error(made.output, truth.output) < 1.6e-2
 
+    @pytest.mark.parametrize(("strength", "largest"), [(1.0, 2e-2), (2.0, 5e-2)])
+    @pytest.mark.parametrize("kind", ["gdn", "kda"])
+    def test_one_key_for_all_tokens_in_16_bits(kind: str, strength: float, largest: float) -> None:
+        """The worst case, beyond the usual 1e-2: no decay either, so nothing is ever forgotten."""
+        torch.manual_seed(0)
+        k = torch.randn(1, 1, 128).expand(200, 1, 128)
+        q, v = torch.randn(2, 200, 1, 128)
+        q, k, v = (x.bfloat16().contiguous().to(DEVICE) for x in (q, k, v))
+        g = torch.zeros((200, 1, 128)[: 2 if kind == "gdn" else 3], device=DEVICE)
+        beta = torch.full((200, 1), strength, device=DEVICE)
+        made = delta_rule(q, k, v, g, beta, path="triton", normalize_qk=True)
+        truth = delta_rule(q, k, v, g, beta, path="reference", normalize_qk=True)
+        assert relative_error(made.output, truth.output) < largest
+        assert relative_error(made.final_state, truth.final_state) < largest
+
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

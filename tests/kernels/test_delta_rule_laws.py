@@ -164,7 +164,6 @@ class TestTransformers:
         assert relative_error(got.final_state, state) <= 5e-6
 
     def test_gated_delta_net(self) -> None:
-        pytest.importorskip("transformers")
         from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
         case, rest = self.arguments("per_head")
@@ -172,7 +171,6 @@ class TestTransformers:
         self.compare(case, *theirs.torch_chunk_gated_delta_rule(*packed, **rest))
 
     def test_kimi_delta_attention(self) -> None:
-        pytest.importorskip("transformers")
         from transformers.models.kimi_linear import modeling_kimi_linear as theirs
 
         case, rest = self.arguments("per_channel")

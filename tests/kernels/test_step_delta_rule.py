@@ -237,7 +237,6 @@ def test_keys_too_large_for_the_kernel_take_the_torch_path(path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 def test_transformers_agrees(path: str, kind: str) -> None:
-    pytest.importorskip("transformers")
     if kind == "gdn":
         from transformers.models.qwen3_5.modeling_qwen3_5 import (
             torch_recurrent_gated_delta_rule as theirs,
